@@ -30,6 +30,7 @@ from fairflare.checking.images import check_sites
 from fairflare.checking.volumes import CHECKED, look_at_masked
 from fairflare.core.statistics.site_figures import AXES
 from fairflare.data import intensity
+from fairflare.data.datalist import Sample
 from fairflare.data.image_file import Volume
 from fairflare.data.intensity import counts_of, labels_of, slabs
 from fairflare.data.kinds import drawn_of
@@ -142,7 +143,7 @@ def test_what_reading_takes_is_what_it_takes(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(intensity, "SLAB", 2**12)
     small, large = pair(tmp_path, (20, 20, 20), shift=1), pair(tmp_path)
     (tmp_path / "damaged.nii").write_bytes(b"no volume")
-    said = reading_takes([(tmp_path / "damaged.nii", None), large, small], MADE)
+    said = reading_takes([Sample(tmp_path / "damaged.nii", None), Sample(*large), Sample(*small)], MADE)
     assert said == (2 + 1 + MADE) * np.prod(SHAPE) + 32 * 2**12  # by the headers: 16 bits, 8 bits
     assert said / 2 < peak(lambda: look_at_volume(*large)) < said
 
@@ -181,7 +182,7 @@ def test_no_more_threads_than_memory_and_cores_allow(tmp_path: Path, monkeypatch
     monkeypatch.setattr(memory, "free_memory", lambda: 1000)
     assert [workers(each) for each in (1, 100, 400, 2000, 0)] == [64, 10, 2, 1, 64]
     cases = [Item("", f"{k}", *pair(tmp_path, (20, 20, 20), shift=k)) for k in range(6)]
-    each = reading_takes([(case.image, case.mask) for case in cases], MADE)
+    each = reading_takes([Sample(case.image, case.mask) for case in cases], MADE)
     for free, most in ((0, 1), (2 * each + 1, 2)):
         monkeypatch.setattr(memory, "free_memory", lambda free=free: free)
         at_work, seen = [0], [0]
@@ -210,8 +211,9 @@ def test_what_reading_takes_hides_no_stop_and_no_error_of_the_machine(
     """Pass over what a file explains, such as a folder that may not be opened; let everything else through."""
     image, mask = pair(tmp_path, SHAPE)
     (tmp_path / "bad.nii").write_bytes(b"no volume")
-    expected = reading_takes([(image, mask)], 1)
-    assert reading_takes([(tmp_path / "bad.nii", None), (tmp_path / "gone.nii", None), (image, mask)], 1) == expected
+    case, others = Sample(image, mask), [Sample(tmp_path / name, None) for name in ("bad.nii", "gone.nii")]
+    expected = reading_takes([case], 1)
+    assert reading_takes([*others, case], 1) == expected
 
     def closed(path: Path) -> Any:
         raise PermissionError(13, "Permission denied", str(path))
@@ -219,11 +221,11 @@ def test_what_reading_takes_hides_no_stop_and_no_error_of_the_machine(
     (tmp_path / "series").mkdir()
     with monkeypatch.context() as patched:
         patched.setattr(Path, "iterdir", closed)
-        assert reading_takes([(tmp_path / "series", None), (image, mask)], 1) == expected
+        assert reading_takes([Sample(tmp_path / "series", None), case], 1) == expected
     for error in (TaskStopped("stopped"), MemoryError()):
         monkeypatch.setattr(Volume, "facts", Mock(side_effect=error))
         with pytest.raises(type(error)):
-            reading_takes([(image, mask)], 1)
+            reading_takes([case], 1)
 
 
 # --- prepared once, and cut ---------------------------------------------------------------------------------

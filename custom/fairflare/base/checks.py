@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import sys
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence, Sized
 from typing import Any, TypeVar
 
 S = TypeVar("S", bound=Sized)
@@ -221,6 +221,17 @@ def true_texts(texts: Mapping[str, object]) -> list[str]:
     return [text for text, holds in texts.items() if holds]
 
 
+def refuse(problems: Mapping[str, object], kind: Callable[[str], Exception] = ValueError) -> None:
+    """Raise an error of a ``kind`` with the first problem whose condition is true.
+
+    Args:
+        problems: whether something has a problem, by the text that describes the problem.
+        kind: class of the error, or a function that makes it from the text.
+    """
+    if text := first_of(problems):
+        raise kind(text)
+
+
 def refuse_if(site: str, problems: Mapping[str, bool]) -> None:
     """Raise an error with the first problem of a site's reply whose condition is true.
 
@@ -231,8 +242,7 @@ def refuse_if(site: str, problems: Mapping[str, bool]) -> None:
     Raises:
         ReportError: a condition is true (names the site).
     """
-    if text := first_of(problems):
-        raise ReportError(f"site {site!r}: {text}")
+    refuse(problems, lambda text: ReportError(f"site {site!r}: {text}"))
 
 
 def printable(text: str, most: int = MAX_REASON) -> str:

@@ -178,21 +178,20 @@ def check_sites(
     for number, _ in enumerate(counted(looked, total, "images looked at"), 1):
         done(number, total)
     reports = [looker.report() for looker in lookers]
-    problems += [problem for looker in lookers for problem in looker.problems.values()]
     frame = pd.DataFrame([vars(look) for looker in lookers for look in looker.good], columns=COLUMNS)
     odd = contradictions({one.list.site: {text for look in one.looks for text in look.mask_labels} for one in lookers})
-    problems += [Problem("", question_of_values(odd))] if odd else []
+    images = {one.list.site: [(shown(x.path), x.channels) for x in one.good if x.channels] for one in lookers}
+    drawn = {looker.list.site: [mask for look in looker.good for mask in look.drawn] for looker in lookers}
     problems += [
+        *(problem for looker in lookers for problem in looker.problems.values()),
+        *([Problem("", question_of_values(odd))] if odd else []),
         *(Problem(listed.site, text, grave=False) for _, listed in opened for text in listed.doubts),
         *_names(opened, task.findings is not None), *_codes(reports), *_same_images(frame), *_people(frame),
         *_unnamed_people(opened),
+        *_silent(reports, task.class_labels, dict(zip(called, task.structures, strict=True)), file),
+        *([] if task.class_labels else _seldom(reports)),
+        *(Problem(site, line, grave=False) for site, line in (*odd_images(images), *apart(drawn))),
     ]  # fmt: skip
-    problems += _silent(reports, task.class_labels, dict(zip(called, task.structures, strict=True)), file)
-    problems += [] if task.class_labels else _seldom(reports)
-    images = {one.list.site: [(shown(x.path), x.channels) for x in one.good if x.channels] for one in lookers}
-    problems += [Problem(site, line, grave=False) for site, line in odd_images(images)]
-    drawn = {looker.list.site: [mask for look in looker.good for mask in look.drawn] for looker in lookers}
-    problems += [Problem(site, text, grave=False) for site, text in apart(drawn)]
     meanings = dict(enumerate(called if task.class_labels else ["background", *called]))
     if task.findings:
         meanings = {
@@ -260,8 +259,7 @@ class _Looker:
     def look(self) -> Iterator[None]:
         """Check every image of the site, and yield after each, so that the caller can show progress."""
         first = [self.one(each) for each in self.listed[:1]]  # imports what the task needs, before the threads begin
-        pairs = ((s.files, s.label if isinstance(s.label, Path) else None) for _, s in self.listed)
-        with ThreadPool(workers(reading_takes(pairs, CHECKED))) as threads:
+        with ThreadPool(workers(reading_takes((sample for _, sample in self.listed), CHECKED))) as threads:
             for look in chain(first, threads.imap(self.one, self.listed[1:])):
                 self.looks.append(look)
                 yield
@@ -272,7 +270,7 @@ class _Looker:
         site, task = self.list.site, self.task
         number = "" if sample.slice is None else f" slice {sample.slice}"
         look = _Look(site, split, sample.image, f"'{sample.image}'{number} ({site}, {split})", sample.patient)
-        if task.spatial_dims == 3 and isinstance(sample.label, Path):
+        if task.spatial_dims == 3 and sample.mask is not None:
             return self._masked(look, sample)
         try:
             image = task.stored(sample, site, split, self.own.max_image_bytes)
@@ -299,7 +297,7 @@ class _Looker:
             # Each combination of structures or findings gets a different number.
             codes = np.tensordot(2.0 ** np.arange(len(target)), target > 0, 1) if target.ndim else target
             if target.ndim > 1:
-                look.colours = image_file(sample.label).names() if isinstance(sample.label, Path) else {}
+                look.colours = {} if sample.mask is None else image_file(sample.mask).names()
                 look.odd = [EMPTY] if not marked.any() else [
                     what for what, so in (
                         (FULL, (structures != 0).any(axis=0).all()),
@@ -319,8 +317,8 @@ class _Looker:
             self._values.add(sample)
         except DataError as error:
             look.errors.append(error)
-        if look.errors and isinstance(sample.label, Path) and sample.slice is None and task.spatial_dims == 2:
-            odd = odd_pair(sample.image, sample.label)
+        if look.errors and sample.mask is not None and sample.slice is None and task.spatial_dims == 2:
+            odd = odd_pair(sample.image, sample.mask)
             look.errors = [DataError(f"image '{sample.image}' of '{split}': {odd}")] if odd else look.errors
         return look
 
@@ -328,7 +326,7 @@ class _Looker:
         """Read a volume and its mask once, and add the results to those of the image."""
         try:
             data: Any = self.task.open_listed(look.site, self.own, replace(self.list, splits={look.split: (sample,)}))
-            look.colours = image_file(sample.label).names() if isinstance(sample.label, Path) else {}
+            look.colours = {} if sample.mask is None else image_file(sample.mask).names()
             look = replace(look, **look_at_masked(data, sample, look.split))
         except DataError as error:
             look.errors.append(error)
@@ -339,38 +337,37 @@ class _Looker:
 
     def report(self) -> SiteReport:
         """Return the site's numbers of images, and add the problems that were found to ``problems``."""
-        misfits: dict[str, tuple[str, Misfit]] = {}  # one line for each kind of misfit
+        misfits: dict[str, Misfit] = {}  # one line for each kind of misfit
         for look in self.looks:
             for error in look.errors:
+                text = _plain(look.site, error)
                 if error.misfit is None:
-                    self.say(_plain(look.site, error), about=shown(look.path))
+                    self.say(text, about=shown(look.path))
                 else:
-                    name = _plain(look.site, error).removesuffix(f": {error.misfit}")
-                    misfits[name] = (name, error.misfit)
+                    misfits[text.removesuffix(f": {error.misfit}")] = error.misfit
             if not look.errors and None in look.content:
                 self.say(
                     f"image '{look.path}' of '{look.split}': all its pixels have one value", False, shown(look.path)
                 )
         good = self.good
         counts = {split: Counter(look.number for look in good if look.split == split) for split in self.list.splits}
-        labelled = Counter(dict.fromkeys(self.names, 0))
-        labelled.update(self.names[k] for look in good if look.split != SPLIT_GLOBAL for k in look.labelled)
+        names = (self.names[k] for look in good if look.split != SPLIT_GLOBAL for k in look.labelled)
+        labelled = Counter({**dict.fromkeys(self.names, 0), **Counter(names)})
         for split in counts:
             self._judge(split)
-        for text in (*by_kind(misfits.values()), *two_names((shown(look.path), look.colours) for look in self.looks)):
+        for text in (*by_kind(misfits.items()), *two_names((shown(look.path), look.colours) for look in self.looks)):
             self.say(text)
+        masks = [look for look in good if look.drawn]
         for text in (
             *notes_of(note for look in self.looks for note in look.notes), *self._values.lines(),
             *odd_masks([mask for look in good for mask in look.drawn]),
+            *(
+                f"{len(rows)} of {len(masks)} masks look as if {self.names[one - 1]} and {self.names[two - 1]} were "
+                f"exchanged in them: {named([shown(masks[n].path) for n in rows])}; have all masks one list of codes?"
+                for one, two, rows in exchanged([{number: x for x, number in look.features} for look in masks])
+            ),
         ):  # fmt: skip
             self.say(text, grave=False)
-        masks = [look for look in good if look.drawn]
-        for one, two, rows in exchanged([{number: x for x, number in look.features} for look in masks]):
-            self.say(
-                f"{len(rows)} of {len(masks)} masks look as if {self.names[one - 1]} and {self.names[two - 1]} were "
-                f"exchanged in them: {named([shown(masks[n].path) for n in rows])}; have all masks one list of codes?",
-                grave=False,
-            )
         annotated, marked = self._annotated(labelled), tuple(k for k, name in enumerate(self.names) if labelled[name])
         limits = sum(look.prepared for look in good), self.own.decoded_bytes
         return SiteReport(
@@ -582,10 +579,10 @@ def _unnamed_people(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator
         lists = {k: ["/".join(s.image.parts[-2:]) for s in x] for k, x in listed.splits.items() if k in SPLITS}
         if (split_up := find_shared_groups(lists)) is not None:
             expression, both, number = split_up
-            shown = ", ".join(both[:PLACES]) + (" ..." if len(both) > PLACES else "")
+            some = ", ".join(both[:PLACES]) + " ..." * (len(both) > PLACES)
             yield Problem(
                 listed.site,
-                f"no 'patient' is named, and by the names of files images of {len(both)} of {number} groups ({shown}) "
+                f"no 'patient' is named, and by the names of files images of {len(both)} of {number} groups ({some}) "
                 f"are in several of {', '.join(lists)}: if these are patients, the test knows them from training; name "
                 f"them ('patient' in the datalist; `fairflare prepare --group '{expression}'`)",
                 grave=False,
@@ -593,8 +590,7 @@ def _unnamed_people(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator
         else:
             unknown.append(listed.site)
     if unknown:
-        text = (
-            f"no 'patient' is named at {', '.join(unknown)}: that nobody is in training and in test is not known, and "
-            "intervals count each volume, or picture, as a patient"
-        )
-        yield Problem("", text, grave=False)
+        yield Problem(
+            "", f"no 'patient' is named at {', '.join(unknown)}: that nobody is in training and in test is not known, "
+            "and intervals count each volume, or picture, as a patient", grave=False,
+        )  # fmt: skip

@@ -44,11 +44,11 @@ from fairflare.data.image_file import PICTURES as PICTURES
 from fairflare.data.image_file import suffix_of as suffix_of
 from fairflare.data.listing.attributes import doubts_of
 from fairflare.data.listing.checking import EXTRA_NAME, LINKS, SPLITS, CheckedList
-from fairflare.data.listing.samples import DataError, Datalist, Sample
+from fairflare.data.listing.samples import DataError, Datalist, Sample, shareable
 
 __all__ = [
-    "PICTURES", "SPLITS", "DataError", "Datalist", "Sample", "labels_in", "load_datalist", "suffix_of",
-    "write_datalist",
+    "PICTURES", "SPLITS", "DataError", "Datalist", "Sample", "labels_in", "load_datalist", "shareable",
+    "suffix_of", "write_datalist",
 ]  # fmt: skip
 
 
@@ -99,13 +99,12 @@ def load_datalist(
     checked = CheckedList(site, root, file, class_labels, several, folders, problems=problems)
     splits = checked.splits(content)
     names, groups, labels = None, None, dict[int, str]()
-    if not class_labels:
-        with checked.noted():
-            labels = checked.mask_labels(content)
-    else:
-        with checked.noted():
+    with checked.noted():
+        if class_labels:
             names = checked.class_names(content)
             groups = checked.class_groups(content, names)
+        else:
+            labels = checked.mask_labels(content)
     attributes, doubts = checked.attributes, doubts_of(checked.attributes, checked.numbers, names or ())
     doubts += checked.unread_of(content)
     return Datalist(
@@ -121,8 +120,8 @@ def write_datalist(
     more = sorted(split for split in splits if split == UNLABELLED or EXTRA_NAME.fullmatch(split))
     for split in splits:
         checks.choice("split", split, (*SPLITS, *more))
-    content = {**extra, **{split: [dict(entry) for entry in splits.get(split, ())] for split in (*SPLITS, *more)}}
-    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    lists = {split: [dict(entry) for entry in splits.get(split, ())] for split in (*SPLITS, *more)}
+    text = json.dumps({**extra, **lists}, indent=1, ensure_ascii=False) + "\n"
     write_whole(Path(path), lambda draft: draft.write_text(text, encoding="utf-8"), durable=False, shared=True)
 
 

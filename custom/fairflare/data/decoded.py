@@ -102,8 +102,8 @@ class DecodedVolumes:
             self._make_room(size, file)
             starts: dict[str, int] = {}
             write_whole(file, lambda partial: _save(partial, arrays, starts), durable=False)
-            record = {"size": file.stat().st_size, "crc": _checksum(file), "starts": starts, "bounds": {}}
-            _write_record(file, record)
+            size = file.stat().st_size
+            _write_record(file, {"size": size, "crc": _checksum(file), "starts": starts, "bounds": {}})
 
     @contextlib.contextmanager
     def _warning(self) -> Iterator[None]:
@@ -140,8 +140,7 @@ def _record(file: Path) -> dict[str, Any] | None:
     """Return the record of a cached file (size, checksum, bounds), or ``None`` if the file cannot be used."""
     try:
         record = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
-        whole = file.stat().st_size == record["size"] and {"crc", "starts", "bounds"} <= {*record}
-        return record if whole else None
+        return record if file.stat().st_size == record["size"] and {"crc", "starts", "bounds"} <= {*record} else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

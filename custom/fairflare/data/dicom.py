@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.base.checks import first_of
+from fairflare.base.checks import refuse, true_texts
 from fairflare.base.own_errors import reading_as
 from fairflare.base.stopping import check_stop
 from fairflare.data.dicom_files import content_of, dicom_files, files_of_series, has_dicom_mark, named
@@ -142,17 +142,13 @@ def headers(path: Path) -> tuple[DicomHeader, ...]:
     """
     if not path.is_dir():
         return (_header(path, path.stat().st_mtime_ns),)
-    heads = [
-        *map(_series_header, files_of_series(path) or dicom_files(path))
-    ]  # without an image, the first file says so
+    heads = []
+    for file in files_of_series(path) or dicom_files(path):  # without an image, the first file says so
+        with _name_file(file):
+            heads.append(_header(file, file.stat().st_mtime_ns))
     if not heads:
         raise ValueError("the folder has no DICOM file")
     return tuple(heads[k] for k in stack_of(heads).order) if len(heads) > 1 else tuple(heads)
-
-
-def _series_header(file: Path) -> DicomHeader:
-    with _name_file(file):
-        return _header(file, file.stat().st_mtime_ns)
 
 
 @contextmanager
@@ -194,8 +190,10 @@ def _header(path: Path, stamp: int) -> DicomHeader:
     check_stop()
     if not has_dicom_mark(path):
         what = content_of(path)
-        missing = "no DICOM file: the mark DICM at byte 128 is missing; export it again as a DICOM file"
-        raise ValueError(f"{'by its first bytes ' * (what[:1] == '.')}it is {named(what) or missing}")
+        raise ValueError(
+            f"{'by its first bytes ' * (what[:1] == '.')}it is "
+            f"{named(what) or 'no DICOM file: the mark DICM at byte 128 is missing; export it again as a DICOM file'}"
+        )
     with reading_as("DICOM file"):
         syntax = str(pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID", ""))
     if syntax == DEFLATED:
@@ -207,15 +205,14 @@ def _header(path: Path, stamp: int) -> DicomHeader:
         what, remedy = NO_IMAGES[kind]
         raise Misfit(what, f"it is a {what}, which is not read", f"Make a NIfTI mask of it: {remedy}")
     kind = str(head.get("PhotometricInterpretation", GREY)).strip()
-    if problem := first_of({
+    refuse({
         f"it is a DICOM file without an image ({getattr(head.get('SOPClassUID'), 'name', 'of no class')})":
             not syntax or "Rows" not in head or "Columns" not in head,
         f"its photometric interpretation is {kind!r}; known are {GREY}, {INVERTED}, {PALETTE}, RGB, YBR":
             kind not in (GREY, INVERTED, PALETTE, *COLOUR),
         "its palette has an alpha channel, which is not applied; export it without transparency":
             "AlphaPaletteColorLookupTableDescriptor" in head,
-    }):  # fmt: skip
-        raise ValueError(problem)
+    })  # fmt: skip
     for name in WHOLE:
         try:
             int(head.get(name) or 0)
@@ -233,11 +230,10 @@ def _picture(path: Path, head: Any, kind: str, syntax: str) -> DicomHeader:
     ordered = [[*groups[k], head] for k in (stacked.order if len(groups) > 1 else (0,))]
     rescaling = tuple(map(_rescale, ordered))
     rescaled, table = any(each != (1.0, 0.0) for each in rescaling), bool(head.get("ModalityLUTSequence"))
-    tables = [name for name, there in (("a palette", kind == PALETTE), ("a Modality LUT", table)) if there]
-    if len(tables) + rescaled > 1:
+    given = true_texts({"a palette": kind == PALETTE, "a Modality LUT": table, "a slope and intercept": rescaled})
+    if len(given) > 1:
         raise ValueError(
-            f"its header has {' and '.join([*tables, *(['a slope and intercept'] if rescaled else [])])}, and at most "
-            "one of them can give the values; export the file again"
+            f"its header has {' and '.join(given)}, and at most one of them can give the values; export the file again"
         )
     stored = max(math.ceil(int(head.get("BitsAllocated") or 8) / 8), 2 if kind == PALETTE else 1)
     padding, ignored = padding_of(head)
@@ -338,7 +334,7 @@ def _planes(path: Path, head: Any, kind: str, groups: Sequence[Sequence[Any]], f
         normal = np.cross(top.across[:3], top.across[3:])
         behind = (np.array(top.position) + float(offset) * normal for offset in offsets)
         return [replace(top, name=f"frame {k}", position=tuple(place)) for k, place in enumerate(behind)]
-    pointers = [each.get("DimensionIndexPointer") or 0 for each in head.get("DimensionIndexSequence") or ()]
+    pointers = (each.get("DimensionIndexPointer") or 0 for each in head.get("DimensionIndexSequence") or ())
     dimensions = [keyword_for_tag(pointer) or str(pointer) for pointer in pointers]
     planes = []
     for k, places in enumerate(groups):
@@ -395,8 +391,9 @@ def _window(places: Sequence[Any]) -> Window | None:
     first = [value if isinstance(value, (int, float, str)) else value[0] for value in (centre, width)]
     function = str(_first(places, "VOILUTFunction", "LINEAR"))
     numbers = _numbers(first, 2)
-    usable = numbers and numbers[1] > 0 and function in ("LINEAR", "LINEAR_EXACT", "SIGMOID")
-    return Window(numbers[0], numbers[1], function) if numbers and usable else None
+    if numbers is None or numbers[1] <= 0 or function not in ("LINEAR", "LINEAR_EXACT", "SIGMOID"):
+        return None
+    return Window(numbers[0], numbers[1], function)
 
 
 # ------------------------------------------------------------------------------------------------ pixels
@@ -462,8 +459,7 @@ def _pixels(picture: DicomHeader, is_mask: bool) -> npt.NDArray[Any]:
         values = values.astype(np.float32) * slopes + intercepts  # slope and intercept by frame (last axis)
     if picture.padding is None:
         return values
-    low, high = picture.padding
-    outside = (stored >= low) & (stored <= high)
+    outside = (stored >= picture.padding[0]) & (stored <= picture.padding[1])
     if is_mask:
         return np.where(outside, 0, values).astype(values.dtype)
     return np.where(outside, np.float32(np.nan), values.astype(np.float32))

@@ -82,8 +82,10 @@ def _reading(file: Path) -> Iterator[Any]:
     """Open a SEG; raise ``Misfit`` for errors of highdicom, in the ``with`` block too, and if it is not installed."""
     remedy = f"Export segments that do not overlap and are yes or no. Or make a NIfTI mask of it: {NO_IMAGES['SEG'][1]}"
     if find_spec("highdicom") is None:
-        needed = f"'{file.name}' is a DICOM SEG, which needs the package highdicom"
-        raise Misfit("DICOM SEG", needed, f"pip install 'fairflare[seg]'. {remedy.partition('. ')[2]}")
+        raise Misfit(
+            "DICOM SEG", f"'{file.name}' is a DICOM SEG, which needs the package highdicom",
+            f"pip install 'fairflare[seg]'. {remedy.partition('. ')[2]}",
+        )  # fmt: skip
     from highdicom.seg import segread
 
     try:

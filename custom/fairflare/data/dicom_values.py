@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fairflare.base.checks import true_texts
 from fairflare.base.own_errors import is_of_machine, reading_as
 
 PALETTE, INVERTED = "PALETTE COLOR", "MONOCHROME1"
@@ -72,7 +73,7 @@ def padding_of(head: Any) -> tuple[Padding | None, str]:
         return (float(min(ends)), float(max(ends))), ""
     bits, allocated = int(head.get("BitsStored") or head.BitsAllocated), int(head.BitsAllocated)
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if head.get("PixelRepresentation") else (0, 2**bits - 1)
-    values = [int.from_bytes(end, "little") if isinstance(end, bytes) else int(end) for end in ends]
+    values = (int.from_bytes(end, "little") if isinstance(end, bytes) else int(end) for end in ends)
     readings = [(value, value % 2**allocated, value % 2**allocated - 2**allocated) for value in values]
     usable = [fitting[0] for each in readings if (fitting := [one for one in each if low <= one <= high])]
     if len(usable) < len(ends):
@@ -90,7 +91,7 @@ def notes_of(head: Any, padded: bool) -> tuple[str, ...]:
         "a supplemental palette is not applied: the grey values alone are read":
             "RedPaletteColorLookupTableDescriptor" in head and head.get("PhotometricInterpretation") != PALETTE,
     }  # fmt: skip
-    return tuple(words for words, holds in notes.items() if holds)
+    return tuple(true_texts(notes))
 
 
 def stored_values(dataset: Any) -> npt.NDArray[Any]:

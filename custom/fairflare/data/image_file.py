@@ -18,7 +18,7 @@ from pathlib import Path
 from stat import S_ISDIR
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fairflare.base.checks import first_of
+from fairflare.base.checks import first_of, true_texts
 from fairflare.base.own_errors import reading_as
 from fairflare.data.dicom_files import DICOM, content_of, has_dicom_mark, named
 from fairflare.data.picture_values import (
@@ -222,7 +222,7 @@ class Picture(ImageFile):
                 "its value of no data (GDAL_NODATA) is not applied": NO_DATA in getattr(picture, "tag_v2", {}),
                 "further pictures in it (a preview, or the other eye) are passed over": picture.format == "MPO",
             }
-            return tuple(note for note, true in notes.items() if true)
+            return tuple(true_texts(notes))
 
     def names(self) -> dict[int, str]:
         with self.opened() as picture:
@@ -237,10 +237,9 @@ class Picture(ImageFile):
             if picture is None:
                 height, width, tag = _tiff_head(self.path)
             else:
-                height, width, tag = picture.height, picture.width, _tag_of(picture)
-                stored: Any = getattr(picture, "tag_v2", None)  # for a TIFF, Pillow 13 returns the size after rotation
-                if stored is not None:
-                    height, width = int(stored[IMAGE_LENGTH]), int(stored[IMAGE_WIDTH])
+                # For a TIFF, Pillow 13 returns the size after rotation.
+                stored: Any = getattr(picture, "tag_v2", {IMAGE_LENGTH: picture.height, IMAGE_WIDTH: picture.width})
+                height, width, tag = int(stored[IMAGE_LENGTH]), int(stored[IMAGE_WIDTH]), _tag_of(picture)
         note = "" if tag in (None, *range(1, 9)) else "an orientation tag that is none of 1 to 8 counts as 1"
         tag = 1 if note else tag
         sizes = (height, width) if tag_turn(tag)[0, 0] == 0 else (width, height)
@@ -314,14 +313,10 @@ class Volume(ImageFile):
         with self.opened() as stream:
             kind, header = _nifti_header(stream)
             axes = three_axes(header.get_data_shape())
-            with reading_as("NIfTI file"):
-                offset, item, slope = (
-                    int(header["vox_offset"]),
-                    header.get_data_dtype().itemsize,
-                    header.get_slope_inter(),
-                )
             values = _count(header.get_data_shape())
-            stored = values * item
+            with reading_as("NIfTI file"):
+                offset, slope = int(header["vox_offset"]), header.get_slope_inter()
+                stored = values * header.get_data_dtype().itemsize
             # The bytes in front of the voxel data are limited too, because nibabel also reads them.
             _check(max(offset, stored, values * SCALED if slope not in ((None, None), (1.0, 0.0)) else 0), limit)
             if suffix_of(self.path) != ".nii.gz":

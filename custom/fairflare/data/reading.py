@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.base.checks import few, first_of
+from fairflare.base.checks import few, refuse
 from fairflare.base.own_errors import may_be_of_file
 from fairflare.base.stopping import TaskStopped
 from fairflare.data.datalist import DataError, Sample
@@ -96,8 +96,8 @@ class ValueNotes:
 
     def add(self, sample: Sample) -> None:
         """Collect the notes on the image and the mask of a sample that could be read; each file counts once."""
-        for what, path in (("image", sample.image), ("mask", sample.label)):
-            if isinstance(path, Path) and (what, path) not in self._notes:
+        for what, path in (("image", sample.image), ("mask", sample.mask)):
+            if path is not None and (what, path) not in self._notes:
                 self._notes[what, path] = image_file(path).notes(what == "mask")
 
     def lines(self) -> list[str]:
@@ -128,7 +128,8 @@ def read_image(
     Raises:
         DataError: the file is too large, damaged, or holds no image.
     """
-    return _image(open_image(sample, site, split, max_bytes, how), sample.slice, max_bytes, how)
+    opened = open_image(sample, site, split, max_bytes, how)
+    return _picture(opened, sample.slice, _bounds(opened, how, max_bytes), how)
 
 
 def open_image(sample: Sample, site: str, split: str, limit: int, how: Reading) -> _Opened:
@@ -137,26 +138,19 @@ def open_image(sample: Sample, site: str, split: str, limit: int, how: Reading) 
     try:
         return _open(sample.image, "image", *where)
     except DataError as error:
-        if error.misfit is None or error.misfit.cause != TWO_FORMS or not isinstance(sample.label, Path):
+        if error.misfit is None or error.misfit.cause != TWO_FORMS or sample.mask is None:
             raise
         return open_pair(sample, *where)[0]
 
 
-def _image(opened: _Opened, number: int | None, max_bytes: int, how: Reading) -> npt.NDArray[np.float32]:
-    return _picture(opened, number, _bounds(opened, how, max_bytes), how)
-
-
 def _picture(opened: _Opened, number: int | None, bounds: Bounds | None, how: Reading) -> npt.NDArray[np.float32]:
-    path, site, split = opened.file.path, opened.site, opened.split
-    plane = opened.plane(number)
-    if plane.ndim == 2:
-        plane = plane[:, :, None]
-    channels = plane.shape[2]
-    if channels not in (1, 3):
+    plane = np.atleast_3d(opened.plane(number))
+    if (channels := plane.shape[2]) not in (1, 3):
+        where = opened.site, opened.split
         raise DataError(
-            f"site '{site}': image '{path}' of split '{split}' has {channels} channels; "
+            f"site '{where[0]}': image '{opened.file.path}' of split '{where[1]}' has {channels} channels; "
             "1 (grey) or 3 (colour) are understood: convert the file",
-            f"site '{site}': an image of split '{split}' has {channels} channels",
+            f"site '{where[0]}': an image of split '{where[1]}' has {channels} channels",
             f"it has {channels} channels; 1 (grey) or 3 (colour) are understood",
         )
     return np.ascontiguousarray(_scaled(opened, plane, number, bounds, how))
@@ -174,10 +168,11 @@ def _scaled(
         bounds: values that become 0 and 1; ``None`` if the window of ``how`` or of the header is used.
         how: settings for reading, with the window.
     """
-    if how.intensity == "raw":
-        scaled = values.astype(np.float32)
-    else:
-        scaled = between(values, bounds) if bounds is not None else _windowed(opened, values, number, how)
+    scaled = (
+        values.astype(np.float32) if how.intensity == "raw"
+        else between(values, bounds) if bounds is not None
+        else _windowed(opened, values, number, how)
+    )  # fmt: skip
     if opened.facts.inverted and (bounds is None or bounds[1] > bounds[0]):
         scaled = np.float32(1) - scaled
     if opened.facts.padded:
@@ -191,14 +186,13 @@ def _bounds(opened: _Opened, how: Reading, max_bytes: int) -> Bounds | None:
         raise opened.unreadable(f"it holds {opened.array.dtype} values, not numbers")
     if how.intensity in ("window", "raw"):
         return None
-    if how.intensity == "auto" and opened.array.dtype == np.bool_:
-        return 0.0, 1.0
-    is_byte = opened.array.dtype == np.uint8 and not isinstance(opened.file, Volume)
-    if how.intensity == "auto" and (opened.facts.eight_bits or is_byte):
-        return 0.0, 255.0
+    if how.intensity == "auto":
+        if opened.array.dtype == np.bool_:
+            return 0.0, 1.0
+        if opened.facts.eight_bits or (opened.array.dtype == np.uint8 and not isinstance(opened.file, Volume)):
+            return 0.0, 255.0
     kind: str = "percentile" if how.intensity == "auto" else how.intensity
-    if kind == "percentile" and opened.facts.inverted:
-        kind += ", inverted"
+    kind += ", inverted" * (kind == "percentile" and opened.facts.inverted)
     if how.once:
         bounds = bounds_of(opened.array, kind, opened.facts.padded)
     else:
@@ -287,7 +281,7 @@ def read_pair(
 ) -> tuple[npt.NDArray[np.float32], Labels]:
     """Return the image and mask of ``sample``, with the mask brought to the image's axes however both are stored."""
     image, mask = open_pair(sample, site, split, max_bytes, how)
-    return _image(image, sample.slice, max_bytes, how), _mask(mask, sample.slice)
+    return _picture(image, sample.slice, _bounds(image, how, max_bytes), how), _mask(mask, sample.slice)
 
 
 def read_planes(
@@ -298,7 +292,7 @@ def read_planes(
     Arguments and errors are those of :func:`read_image`; the mask is ``None`` for an image with a class.
     """
     where = (site, split, max_bytes, replace(how, once=True) if sample.slice is None else how)
-    image, mask = open_pair(sample, *where) if isinstance(sample.label, Path) else (open_image(sample, *where), None)
+    image, mask = (open_image(sample, *where), None) if sample.mask is None else open_pair(sample, *where)
     bounds = _bounds(image, where[3], max_bytes)
     for number in range(image.slices) if sample.slice is None and image.slices is not None else (sample.slice,):
         yield _picture(image, number, bounds, how), None if mask is None else _mask(mask, number)
@@ -333,8 +327,7 @@ def open_pair(
 
 
 def _pair(sample: Sample, site: str, split: str, limit: int, how: Reading, masks_only: bool) -> tuple[_Opened, _Opened]:
-    file = sample.label
-    if not isinstance(file, Path):
+    if (file := sample.mask) is None:
         raise DataError(
             f"site '{site}': image '{sample.image}' of split '{split}' is labelled with a class, it has no mask",
             f"site '{site}': an image of split '{split}' has no mask",
@@ -363,9 +356,9 @@ def notes_on(sample: Sample, how: Reading = PLAIN) -> list[str]:
     Empty texts stand for no note.
     """
     image = _facts(image_file(sample.image)).grid
-    if not isinstance(sample.label, Path):
+    if sample.mask is None:
         return [image.note]
-    mask = _facts(image_file(sample.label), True).grid
+    mask = _facts(image_file(sample.mask), True).grid
     fitting = fit(image, mask, how.drawn_on, how.orientation)
     return [image.note, mask.note, fitting.note if isinstance(fitting, Fit) else ""]
 
@@ -434,15 +427,14 @@ class _Opened:
         if slices is None and array.ndim == 3 and array.shape[2] > 4 and array.shape[0] <= 4:
             array = np.moveaxis(array, 0, 2)  # the array has its channels first
         picture = array.ndim in (2, 3) and 0 not in array.shape and (array.ndim == 2 or array.shape[2] <= 4)
-        if problem := first_of({
+        refuse({
             f"it is a volume of {slices} slices; pick one with the key 'slice', make slices of them with "
             "`fairflare prepare volumes --slices axial`, or learn whole volumes with --task volume_segmentation (or "
             "volume_classification)": number is None and slices not in (None, 1),
             f"'slice' is {number}, but it has {slices} slices": slices is not None and (number or 0) >= slices,
             "'slice' was given, but it is not a volume": slices is None and number not in (None, 0),
             f"it has the shape {array.shape}, which is not one picture": slices is None and not picture,
-        }):  # fmt: skip
-            raise self.unreadable(problem)
+        }, self.unreadable)  # fmt: skip
         return array if slices is None else np.asarray(array[:, :, number or 0])
 
 
@@ -456,11 +448,11 @@ def _open(
     with _said_of(path, what, site, split, limit):
         file, is_mask = image_file(path), what == "mask"
         with _turn_for(file):
-            array = np.empty(0)
-            if decoded:
-                array = (
-                    file.decode(is_mask=is_mask, limit=limit) if how.once else _decode(file, is_mask, limit, how.kept)
-                )
+            array = (
+                np.empty(0) if not decoded
+                else file.decode(is_mask=is_mask, limit=limit) if how.once
+                else _decode(file, is_mask, limit, how.kept)
+            )  # fmt: skip
             facts = _facts(file, is_mask)
         wanted = 1 if is_mask else len(how.channels)
         if facts.volumes != wanted:
@@ -483,8 +475,6 @@ def _said_of(path: Path, what: str, site: str, split: str, limit: int = 0) -> It
             f"site '{site}': {ARTICLES[what]} of split '{split}' is larger than the site's max_image_bytes",
             f"it would take {error.size} bytes decoded, more than {limit}",
         ) from error
-    except TaskStopped:
-        raise
     except Misfit as error:
         raise DataError(
             f"site '{site}': {what} '{path}' of split '{split}': {error}",
@@ -493,7 +483,7 @@ def _said_of(path: Path, what: str, site: str, split: str, limit: int = 0) -> It
             error,
         ) from error
     except Exception as error:
-        if not may_be_of_file(error):
+        if isinstance(error, TaskStopped) or not may_be_of_file(error):
             raise
         reason = getattr(error, "strerror", None) or str(error)
         if not isinstance(error, (ValueError, OSError)):
@@ -550,14 +540,14 @@ def _unreadable(path: Path, what: str, site: str, split: str, reason: str) -> Da
     )
 
 
-def reading_takes(pairs: Iterable[tuple[Path | tuple[Path, ...], Path | None]], voxel: int) -> int:
+def reading_takes(samples: Iterable[Sample], voxel: int) -> int:
     """Return the memory that reading one case with its mask takes, at most, by the headers of all given files.
 
     Of pictures only the largest files are opened, since they need little. A file that cannot be opened counts as empty:
     whoever reads it reports it.
 
     Args:
-        pairs: image, or all images of a case, and mask; ``None`` for a case without a mask.
+        samples: the cases, with all their images and masks.
         voxel: bytes that the caller makes of each voxel of each channel, beside what the files hold.
 
     Returns:
@@ -565,7 +555,7 @@ def reading_takes(pairs: Iterable[tuple[Path | tuple[Path, ...], Path | None]], 
     """
     from fairflare.data.intensity import SLAB
 
-    masks = {files if isinstance(files, tuple) else (files,): mask for files, mask in pairs}
+    masks = {sample.files: sample.mask for sample in samples}
     pictures = [files for files in masks if files[0].is_file() and not kind_of(files[0], False).may_be_volume]
     largest = nlargest(PICTURES_OPENED, pictures, key=lambda files: files[0].stat().st_size)
     most = 0

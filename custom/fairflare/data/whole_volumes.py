@@ -9,13 +9,12 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.base.checks import first_of
+from fairflare.base.checks import refuse
 from fairflare.data import reading
 from fairflare.data.datalist import DataError, Sample
 from fairflare.data.geometry import Grid, onto
@@ -182,27 +181,22 @@ def read_planes(
 
 def _stack_channels(sample: Sample, *where: Any) -> tuple[_Opened, Any]:
     """Return the image of a sample with all channels along its last axis, and its mask if it has one."""
-    image, mask = open_pair(sample, *where) if isinstance(sample.label, Path) else (open_image(sample, *where), None)
-    return replace(image, array=_channels(sample, *where)), mask
-
-
-def _channels(sample: Sample, site: str, split: str, limit: int, how: Reading) -> npt.NDArray[np.float32]:
-    """Return the channels of a case on one grid, (rows, columns, slices, channels) float32 in [0, 1].
-
-    The last two cases stay in memory, for slices that are read one after the other. Arguments are those of
-    :func:`read_whole`.
-    """
-    files = tuple(image_file(path) for path in (*sample.files, sample.label) if isinstance(path, Path))
+    image, mask = (open_image(sample, *where), None) if sample.mask is None else open_pair(sample, *where)
+    files = tuple(image_file(path) for path in (*sample.files, sample.mask) if path is not None)
     with _OPENING:
-        return _held(files, replace(sample, slice=None), site, split, limit, replace(how, kept=None))
+        return replace(image, array=_channels(files, replace(sample, slice=None), *where)), mask
 
 
 @lru_cache(maxsize=2)
-def _held(
+def _channels(
     files: tuple[ImageFile, ...], sample: Sample, site: str, split: str, limit: int, how: Reading
 ) -> npt.NDArray[np.float32]:
-    masked = isinstance(sample.label, Path)
-    whole = read_whole(sample, masked=masked, site=site, split=split, max_bytes=limit, how=how)
+    """Return the channels of a case on one grid, (rows, columns, slices, channels) float32 in [0, 1].
+
+    The last two cases stay in memory, for slices that are read one after the other; ``files`` are their states.
+    """
+    how = replace(how, kept=None)
+    whole = read_whole(sample, masked=sample.mask is not None, site=site, split=split, max_bytes=limit, how=how)
     return np.moveaxis(whole.image, 0, -1)
 
 
@@ -226,11 +220,10 @@ def read_labels(sample: Sample, site: str, split: str, max_bytes: int, how: Read
 
 def _volume(opened: _Opened) -> _Opened:
     array = opened.array
-    if problem := first_of({
+    refuse({
         f"it holds {array.dtype} values, not numbers": array.dtype.kind not in "biuf",
         f"it has the shape {array.shape}, which is no volume with one value a voxel; tasks on pictures are "
         "'segmentation' and 'classification'":
             array.ndim != 3 or (opened.facts.slices is None and array.shape[2] in (3, 4)) or 0 in array.shape,
-    }):  # fmt: skip
-        raise opened.unreadable(problem)
+    }, opened.unreadable)  # fmt: skip
     return opened

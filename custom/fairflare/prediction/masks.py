@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.ndimage import binary_erosion
 
 from fairflare.base.disk.files import write_whole
 from fairflare.data.datalist import Sample
@@ -62,15 +64,13 @@ def resize_labels(labels: torch.Tensor, height: int, width: int, resize: str = "
 def coded(labels: npt.NDArray[np.int64], task: StructureTask, file: Path) -> npt.NDArray[Any]:
     """Replace labels by the values that training masks have in files of this type, in the smallest integer type."""
     values = {label: label for label in labels_of(task)} | {0: 0}
-    if task.mask_values is not None:
-        for value, label in sorted(task.mask_values.items(), reverse=True):
-            values[label] = value  # of several values with the same label, the smallest is written
+    if task.mask_values is not None:  # of several values with the same label, the smallest is written
+        values |= {label: value for value, label in sorted(task.mask_values.items(), reverse=True)}
     elif list(labels_of(task)) == [1] and suffix_of(file) not in (*VOLUMES, *ARRAYS):
         values[1] = WHITE
-    codes = np.zeros(labels.shape, np.int64)
-    for label, value in values.items():
-        codes[labels == label] = value
-    return codes.astype(np.uint8 if max(values.values()) < 256 else np.uint16)
+    table = np.zeros(max(*values, labels.max(initial=0)) + 1, np.uint8 if max(values.values()) < 256 else np.uint16)
+    table[list(values)] = list(values.values())
+    return table[labels]
 
 
 def stem_of(name: str) -> str:
@@ -135,7 +135,9 @@ def write_mask(path: Path, mask: npt.NDArray[Any], image: Path, turn: Turn | Non
         content = gzip.compress(content, mtime=0) if ending == ".nii.gz" else content
         write_whole(path, lambda partial: partial.write_bytes(content), durable=False, shared=True)
     elif ending in ARRAYS:
-        write_whole(path, lambda partial: _save_array(partial, mask), durable=False, shared=True)
+        content = io.BytesIO()
+        np.save(content, mask)
+        write_whole(path, lambda partial: partial.write_bytes(content.getvalue()), durable=False, shared=True)
     else:
         _save_picture(path, mask, tag)
 
@@ -158,21 +160,13 @@ def _series_image(affine: npt.NDArray[Any] | None, mask: npt.NDArray[Any]) -> An
     """Return the mask of a DICOM series as a NIfTI image, without a position if that of the series is unknown."""
     import nibabel
 
-    if affine is None:
-        header = nibabel.Nifti1Image(mask, np.eye(4))
-        header.set_sform(None, 0)
-        header.set_qform(None, 0)
-        return header
-    header = nibabel.Nifti1Image(mask, affine[:, [1, 0, 2, 3]])
-    for form in (header.set_sform, header.set_qform):
-        form(affine[:, [1, 0, 2, 3]], 1)  # scanner coordinates in both forms: programs differ in which they read
-    header.header.set_xyzt_units("mm")
-    return header
-
-
-def _save_array(path: Path, mask: npt.NDArray[Any]) -> None:
-    with path.open("wb") as file:
-        np.save(file, mask)
+    lies = None if affine is None else affine[:, [1, 0, 2, 3]]
+    volume = nibabel.Nifti1Image(mask, np.eye(4) if lies is None else lies)
+    for form in (volume.set_sform, volume.set_qform):
+        form(lies, 0 if lies is None else 1)  # scanner coordinates in both: programs differ in which they read
+    if lies is not None:
+        volume.header.set_xyzt_units("mm")
+    return volume
 
 
 def _save_picture(path: Path, values: npt.NDArray[Any], tag: int | None = None) -> None:
@@ -201,15 +195,8 @@ def write_overlay(
     picture = np.broadcast_to(grey, (*grey.shape[:2], 3)) * 255.0
     for place, label in enumerate(known):
         inside = labels == label
-        edge = inside & ~_inner(inside)
+        edge = inside & ~binary_erosion(inside)
         colour = np.array(COLOURS[place % len(COLOURS)], np.float64)
         picture = np.where(inside[..., None], (1 - OPACITY) * picture + OPACITY * colour, picture)
         picture = np.where(edge[..., None], colour, picture)
     _save_picture(path, picture.round().astype(np.uint8))
-
-
-def _inner(inside: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Return the mask's inner pixels: those inside whose four neighbours are inside, too."""
-    framed = np.pad(inside, 1)
-    surrounded = framed[:-2, 1:-1] & framed[2:, 1:-1] & framed[1:-1, :-2] & framed[1:-1, 2:]
-    return np.asarray(surrounded & inside)

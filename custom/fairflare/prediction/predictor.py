@@ -79,12 +79,9 @@ class Predictor:
                 "number) that reads one image in the same way; add it to the class (`read_input = "
                 f"{type(task).__mro__[1].__name__}.read_input` when files are read as FairFlare does)"
             )
-        self.task, self.model, self.device, self.notes = task, model, device, list(recalled.notes)
-        self.blank = False
-        if model.personal:
-            self.notes.append(PERSONAL_NOTE)
-        self.network = model.network(task, "; the settings of the task are not those of its training")
-        self.network.to(device)
+        self.task, self.model, self.device, self.blank = task, model, device, False
+        self.notes = [*recalled.notes, *[PERSONAL_NOTE] * model.personal]
+        self.network = model.network(task, "; the settings of the task are not those of its training").to(device)
 
     @property
     def kind(self) -> Literal["segmentation", "classification"]:

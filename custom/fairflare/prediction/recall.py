@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare import __version__
+from fairflare.base.checks import refuse, true_texts
 from fairflare.base.disk.files import sha256_of
 from fairflare.base.task import Task
 from fairflare.federation.plan.run_settings import RESULTS_FOLDER
@@ -81,7 +82,7 @@ def recall(
         and len(names) == len(task.names())
     ):
         task.class_names = list(names)
-    return Recalled(task, user_code, list(_doubts(record, task_file)))
+    return Recalled(task, user_code, _doubts(record, task_file))
 
 
 def _packaged(record: Mapping[str, Any], user_code: list[str], folder: Path, or_give: str) -> type[Task]:
@@ -90,16 +91,12 @@ def _packaged(record: Mapping[str, Any], user_code: list[str], folder: Path, or_
         (p for p in (folder / RESULTS_FOLDER / TASK_FILE, folder / "app_server/custom/task.py") if p.is_file()), None
     )
     where = f"--task-file {task_file}" if task_file else "--task-file with the task.py of the job (app/custom/task.py)"
-    if not path:
-        raise ValueError(
-            "the model's file does not say what it was trained for (another tool or an older fairflare made it); give "
-            f"{or_give}{where}"
-        )
-    if user_code:
-        raise ValueError(
-            f"the run's task has code of its own ({', '.join(user_code)}), which is not run unasked: read it, then "
-            f"give {where}"
-        )
+    refuse({
+        "the model's file does not say what it was trained for (another tool or an older fairflare made it); give "
+        f"{or_give}{where}": not path,
+        f"the run's task has code of its own ({', '.join(user_code)}), which is not run unasked: read it, then give "
+        f"{where}": user_code,
+    })  # fmt: skip
     module, _, name = path.rpartition(".")
     try:
         cls = getattr(importlib.import_module(module), name) if path.startswith(PACKAGE) else None
@@ -122,4 +119,4 @@ def _doubts(record: Mapping[str, Any], task_file: Path | None) -> list[str]:
             task_file is not None and learned and sha256_of(task_file) != learned
         ),
     }
-    return [text for text, holds in doubts.items() if holds]
+    return true_texts(doubts)

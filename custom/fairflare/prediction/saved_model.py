@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from fairflare.base.checks import refuse
 from fairflare.base.task import Task
 from fairflare.exchange.sent_tensors import rebuilt
 from fairflare.federation.plan.run_settings import RESULTS_FOLDER
@@ -95,17 +96,17 @@ def find_model(place: Path, which: Literal["best", "last"] | None = None) -> Pat
     Raises:
         ValueError: there is no model, not the requested one, or several runs are found.
     """
+    refuse({
+        f"--{which} chooses among the models of a run's folder, and {place} is a file":
+            which is not None and place.is_file(),
+        f"{place} does not exist; give the folder of a run or a model file": not place.exists(),
+    })  # fmt: skip
     if place.is_file():
-        if which is not None:
-            raise ValueError(f"--{which} chooses among the models of a run's folder, and {place} is a file")
         return place
-    if not place.is_dir():
-        raise ValueError(f"{place} does not exist; give the folder of a run or a model file")
     names = {"best": (BEST_MODEL_FILE,), "last": (MODEL_FILE,), None: (BEST_MODEL_FILE, MODEL_FILE)}[which]
     folder = _folder_of(place)
-    for name in names:
-        if (folder / name).is_file():
-            return folder / name
+    if model := next((file for file in _models(folder) if file.name in names), None):
+        return model
     raise ValueError(f"{folder} has no {names[0]}; it has {', '.join(p.name for p in _models(folder))}")
 
 
@@ -114,14 +115,12 @@ def _folder_of(place: Path) -> Path:
         if _models(place / part):
             return place / part
     deeper = sorted({path.parent for name in (MODEL_FILE, BEST_MODEL_FILE) for path in place.rglob(name)})
-    if len(deeper) == 1:
-        return deeper[0]
-    if not deeper:
-        raise ValueError(
-            f"no {MODEL_FILE} in {place}: give the folder of a run that made at least one round, or a file"
-        )
     named = ", ".join(map(str, deeper[:MOST_NAMED])) + (" ..." if len(deeper) > MOST_NAMED else "")
-    raise ValueError(f"{place} holds {len(deeper)} runs; give the folder of one: {named}")
+    refuse({
+        f"no {MODEL_FILE} in {place}: give the folder of a run that made at least one round, or a file": not deeper,
+        f"{place} holds {len(deeper)} runs; give the folder of one: {named}": len(deeper) > 1,
+    })  # fmt: skip
+    return deeper[0]
 
 
 def _models(folder: Path) -> list[Path]:
@@ -136,22 +135,25 @@ def read_model(path: Path) -> SavedModel:
     """
     state = read_checkpoint(path)
     content = {} if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
-    conf = content.get("train_conf") if isinstance(content, Mapping) else None
-    conf = conf if isinstance(conf, Mapping) else {}
-    record, number, at_sites = conf.get("task"), conf.get("round"), conf.get("stays_at_sites")
+    conf = _typed(content.get("train_conf") if isinstance(content, Mapping) else None, Mapping, {})
     return SavedModel(
         path,
         state,
-        number if isinstance(number, int) else None,
+        _typed(conf.get("round"), int, None),
         str(conf.get("method", "")),
-        record if isinstance(record, Mapping) else {},
+        _typed(conf.get("task"), Mapping, {}),
         # If the server does not know the sites' training, only the results file tells whether models are personal.
         personal=PERSONAL in (conf.get("measured"), results_beside(path).info.measured),
-        at_sites=at_sites if isinstance(at_sites, int) else 0,
-        adapted=_pictures(conf.get("adapted")),
+        at_sites=_typed(conf.get("stays_at_sites"), int, 0),
+        adapted=_typed(_typed(conf.get("adapted"), Mapping, {}).get("pictures"), int, 0),
         exchange=dict(conf.get("exchange") or {}),
         validated=conf.get("validated") is not False,
     )
+
+
+def _typed(value: Any, kind: type[Any], usual: Any) -> Any:
+    """Return a value of a file if it is of its kind, else the usual one."""
+    return value if isinstance(value, kind) else usual
 
 
 def read_whole(place: Path, which: Literal["best", "last"] | None = None) -> SavedModel:
@@ -178,11 +180,6 @@ def not_whole(model: SavedModel) -> str:
         "norm_statistics=recalibrated; with norm_statistics=site or FedRDN, fairflare adapt measures the statistics on "
         "images of your own"
     )
-
-
-def _pictures(note: Any) -> int:
-    count = note.get("pictures") if isinstance(note, Mapping) else 0
-    return count if isinstance(count, int) else 0
 
 
 def results_beside(path: Path) -> Results:

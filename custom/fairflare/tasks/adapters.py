@@ -57,9 +57,7 @@ class Adapters(Part):
         if isinstance(value, Adapters):
             return value
         kinds = choices(Adapters)
-        given: dict[str, Any] = (
-            {"kind": value} if isinstance(value, str) else dict(value) if isinstance(value, Mapping) else {}
-        )
+        given: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {"kind": value}
         if "path" in given:
             by_class = {cls.__name__: kind for kind, cls in kinds.items()}
             given = {**given.get("args", {}), "kind": by_class.get(str(given["path"]).rpartition(".")[2])}
@@ -163,8 +161,7 @@ class FairLora(Adapters):
         targets = targets_of(model, self.targets, self.train_also)
         for name in targets:
             parent, _, last = name.rpartition(".")
-            layer = model.get_submodule(name)
-            adapter = GroupAdapter(layer, name, self.groups, self.rank, self.alpha, self.own)
+            adapter = GroupAdapter(model.get_submodule(name), name, self.groups, self.rank, self.alpha, self.own)
             setattr(model.get_submodule(parent), last, adapter)
         prefixes = tuple(f"{name}.fair_" for name in targets)
         train_only(

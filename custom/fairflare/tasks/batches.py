@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,8 +37,7 @@ class Split(Dataset[Any]):
     """Adapt a split of a site's data to torch's loader, which asks for all samples of a batch at once."""
 
     def __init__(self, data: ImageData, split: str) -> None:
-        self.data = data
-        self.split = split
+        self.data, self.split = data, split
 
     def __len__(self) -> int:
         return self.data.num_samples(self.split)
@@ -59,6 +59,7 @@ def _whole(batch: Any) -> Any:
     return batch
 
 
+@dataclass
 class Augmented:
     """Augment batches randomly, with the same result for the same seed whatever the batch size.
 
@@ -73,14 +74,11 @@ class Augmented:
         scaled: whether inputs are in [0, 1], and are clipped to it after the changes.
     """
 
-    def __init__(
-        self, batches: Batches, transform: Compose, seed: int, *, with_targets: bool, scaled: bool = True
-    ) -> None:
-        self.batches = batches
-        self.transform = transform
-        self.seed = seed
-        self.with_targets = with_targets
-        self.scaled = scaled
+    batches: Batches
+    transform: Compose
+    seed: int
+    with_targets: bool
+    scaled: bool = True
 
     def __len__(self) -> int:
         return len(self.batches)

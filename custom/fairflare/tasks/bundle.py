@@ -20,7 +20,7 @@ from fairflare.base.disk.bundle_files import BUNDLE_FOLDER, BundleError, bundle_
 from fairflare.base.disk.temporary import OwnedFolder
 from fairflare.base.settings import Text, settings
 from fairflare.base.stopping import check_stop
-from fairflare.data.datalist import DataError, load_datalist
+from fairflare.data.datalist import DataError, load_datalist, shareable
 from fairflare.tasks.base import Metric, SiteData, Task, evaluating
 from fairflare.tasks.bundles.bundle_config import Bundle, read_files, telling
 from fairflare.tasks.bundles.bundle_parts import BundleParts
@@ -117,10 +117,8 @@ class MonaiBundleTask(Task):
         return self._parts_in(self.folder)
 
     def _parts_in(self, folder: Path) -> BundleParts:
-        configuration = (self.bundle_configs, self.bundle_overrides)
-        return BundleParts(
-            Bundle(folder, *configuration, sealed=self._classes, text=self.bundle_text), self.class_names
-        )
+        how: Any = {"sealed": self._classes, "text": self.bundle_text}
+        return BundleParts(Bundle(folder, self.bundle_configs, self.bundle_overrides, **how), self.class_names)
 
     def heed(self, settings: Mapping[str, Any]) -> None:
         """Take the classes that a sealed bundle may use from this machine's private settings (``bundle_classes``)."""
@@ -187,7 +185,7 @@ class MonaiBundleTask(Task):
             "the MONAI bundle's network cannot do with the first training image, or its loss with the outputs "
             f"(an input of {tuple(inputs.shape)}, a label of {tuple(targets.shape)})"
         )
-        with telling(what, lambda text: DataError(text, text)), evaluating(model):
+        with telling(what, shareable), evaluating(model):
             outputs = model(inputs)
             classes = outputs.shape[1]
             most = max(float(label.max()) for _, label in islice(images, LOOKED_AT))

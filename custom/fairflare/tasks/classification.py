@@ -110,8 +110,7 @@ class ClassificationTask(Dealt, Preprocessing, ClassTask):
         super().__post_init__()
         self.check_sides("image_size", self.image_size)
         if self.allow_phantom:  # else nothing is checked, as a hospital's installation need not have phantoms
-            most = 1 / len(phantom_of(self.phantom).class_names)
-            checks.number("phantom_min_share", self.phantom_min_share, low=0, high=most)
+            checks.number("phantom_min_share", self.phantom_min_share, low=0, high=1 / len(self.drawn_classes))
             self.plan(self.phantom_seed)  # raises an error if the phantom's settings contradict each other
 
     @property
@@ -138,7 +137,7 @@ class ClassificationTask(Dealt, Preprocessing, ClassTask):
         return FolderClasses(self, datalist, settings.class_numbers, **settings.memory())
 
     def open_phantom(self, site: str, settings: ClassificationSite) -> SiteData:
-        classes = len(phantom_of(self.phantom).class_names)
+        classes = len(self.drawn_classes)
         self.check_phantom_fits(site, self.phantom, f"{classes} classes", self.classes == classes and not self.channels)
         index = phantom_index(site, settings.phantom_site, self.phantom_sites)
         try:
@@ -242,11 +241,9 @@ def phantom_index(site: str, chosen: Any, num_sites: int) -> int:
     Raises:
         DataError: there is no such number, or it is not in [1, ``num_sites``].
     """
-    number = chosen
-    if number is None:
-        digits = site[len(site.rstrip("0123456789")) :]
-        number = int(digits) if digits else None
-    if number is None or isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= num_sites:
+    digits = site[len(site.rstrip("0123456789")) :]
+    number = int(digits) if chosen is None and digits else chosen
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= num_sites:
         raise setting_error(
             site,
             "phantom_site",

@@ -51,10 +51,9 @@ def matching(setting: str, pattern: str, names: list[str], what: str) -> list[st
     matches = [name for name in names if re.search(pattern, name)]
     if not matches:
         kinds = list(dict.fromkeys(re.sub(r"\d+", "N", name) for name in names))
-        more = f", and {len(kinds) - NAMES} more" if len(kinds) > NAMES else ""
         raise ValueError(
             f"{setting}={pattern!r} is found in no name of the network's {what}; there are (N: a number) "
-            f"{', '.join(kinds[:NAMES])}{more}"
+            f"{', '.join(kinds[:NAMES])}{f', and {len(kinds) - NAMES} more' * (len(kinds) > NAMES)}"
         )
     return matches
 

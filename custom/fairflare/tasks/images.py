@@ -17,14 +17,13 @@ from pydantic import Field
 
 from fairflare.base import checks
 from fairflare.base.cases.census import KEYS, Marked
-from fairflare.base.checks import first_of
 from fairflare.base.own_errors import describe_error
 from fairflare.base.settings import NonNegativeInt, Number, Positive, PositiveInt, Text, settings
 from fairflare.base.site_data import shuffled
 from fairflare.base.stopping import check_stop
 from fairflare.base.task import evaluating
 from fairflare.core.features.adapting import outline_of
-from fairflare.data.datalist import DataError, Datalist, Sample, load_datalist
+from fairflare.data.datalist import DataError, Datalist, Sample, load_datalist, shareable
 from fairflare.data.decoded import DecodedVolumes
 from fairflare.data.geometry import DrawnOn
 from fairflare.data.image_file import MAX_IMAGE_BYTES
@@ -89,12 +88,11 @@ class Intensities:
         if self.window is not None and self.intensity != "window":
             raise ValueError(f"window needs intensity='window', got intensity={self.intensity!r}")
         names, windows = list(self.channels or ()), cast("Any", self.window or ())
-        if problem := first_of({
+        checks.refuse({
             f"channels must be different names, got {names}": len({*names}) < len(names),
             f"window must be one, or one for each of channels={names}, got {self.window}":
                 isinstance((*windows, 0)[0], tuple) and len(windows) != len(names),
-        }):  # fmt: skip
-            raise ValueError(problem)
+        })  # fmt: skip
 
     def reading(self, decoded: DecodedVolumes | None = None) -> Reading:
         """Return the settings for reading image files; ``decoded`` is a cache of decoded volumes on disk, if any."""
@@ -221,8 +219,9 @@ class ImageTask(Intensities, Fitted, Task):
             return None if declared is None else tuple(range(len(self.structures)))
         numbers = tuple(k for k, labels in enumerate(self.structures) if {*labels} <= {*declared})
         if strange := sorted({*declared}.difference(*(self.structures[k] for k in numbers))):
-            problem = f"{key}: {strange} make no whole one of {self.structures}; name all labels of one, or none"
-            raise setting_error(site, key, problem)
+            raise setting_error(
+                site, key, f"{key}: {strange} make no whole one of {self.structures}; name all labels of one, or none"
+            )
         with setting_of(site, key):
             self.annotating(numbers)
         return numbers
@@ -341,20 +340,18 @@ class ImageTask(Intensities, Fitted, Task):
         except (torch.cuda.OutOfMemoryError, MemoryError):
             raise
         except Exception as error:
-            text = f"{named} fails: {describe_error(error)}"
-            raise DataError(text, text) from error
-        if odd := [name for name, tensor in model.state_dict().items() if sizes.get(name) != tensor.shape]:
-            text = (
-                f"{named} changes the size of {odd[0]!r}; register_buffer(..., persistent=False) keeps it at the site"
-            )
-            raise DataError(text, text)
+            raise shareable(f"{named} fails: {describe_error(error)}") from error
+        odd = next((name for name, tensor in model.state_dict().items() if sizes.get(name) != tensor.shape), None)
         places = () if self.class_labels else inputs.shape[2:]
         number = self.classes if self.class_labels else (self.num_classes or 0) + self.exclusive
         needed = (len(inputs), number, *places)
         shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else f"a {type(outputs).__name__}"
-        if shape != needed and not self.of_user("loss"):  # a user's own loss may need outputs of another form
-            text = f"{named} gives {shape}, and {needed} is needed for num_classes={(number or 0) - self.exclusive}"
-            raise DataError(text, text)
+        checks.refuse({
+            f"{named} changes the size of {odd!r}; register_buffer(..., persistent=False) keeps it at the site":
+                odd is not None,
+            f"{named} gives {shape}, and {needed} is needed for num_classes={(number or 0) - self.exclusive}":
+                shape != needed and not self.of_user("loss"),  # a user's own loss may need outputs of another form
+        }, shareable)  # fmt: skip
 
     @abstractmethod
     def open_folder(self, site: str, settings: Any, datalist: Datalist) -> SiteData:

@@ -233,18 +233,15 @@ def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
             f"checkpoint {path} cannot be read as plain tensors ({type(error).__name__}): it is damaged, or holds "
             "pickled objects, which are refused; save its state dict alone, with torch.save or as .safetensors"
         ) from error
-    for key in ("state_dict", "model"):
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            content = content[key]
-            break
     entries = content if isinstance(content, Mapping) else {}
+    entries = next((entries[key] for key in ("state_dict", "model") if isinstance(entries.get(key), Mapping)), entries)
     tensors = {str(name): value for name, value in entries.items() if isinstance(value, torch.Tensor)}
     strange = [n for n, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]
-    if not tensors:
-        what = f"no tensors, only {', '.join(map(str, list(entries)[:5]))}" if entries else "no state dict"
-        raise ValueError(f"checkpoint {path} holds {what}")
-    if strange:
-        raise ValueError(f"checkpoint {path} holds values that are NaN or infinite in tensor '{strange[0]}'")
+    checks.refuse({
+        "no state dict": not entries,
+        f"no tensors, only {', '.join(map(str, list(entries)[:5]))}": not tensors,
+        f"values that are NaN or infinite in tensor '{''.join(strange[:1])}'": strange,
+    }, lambda problem: ValueError(f"checkpoint {path} holds {problem}"))  # fmt: skip
     return tensors
 
 
@@ -296,8 +293,7 @@ def _load_projector(model: Classifier, found: Mapping[str, torch.Tensor]) -> boo
     if model.projector is None:
         return False
     own = {name.partition(".")[2]: tensor for name, tensor in found.items() if name.startswith("projector.")}
-    fits = not mismatch(model.projector.state_dict(), own)
-    if fits:
+    if fits := not mismatch(model.projector.state_dict(), own):
         load_fitting(model.projector, own, "")
     return fits
 
@@ -316,8 +312,7 @@ def load_fitting(network: nn.Module, found: Mapping[str, torch.Tensor], refusal:
     """
     own = network.state_dict()
     found = beside_adapters(own, found)
-    problems = mismatch(own, found)
-    if problems:
+    if problems := mismatch(own, found):
         raise ValueError(f"{refusal}: {problems}{remedy}")
     network.load_state_dict({name: found.get(name, tensor).to(tensor.dtype) for name, tensor in own.items()})
 
@@ -337,12 +332,10 @@ def beside_adapters(own: Mapping[str, torch.Tensor], found: Mapping[str, torch.T
 
 def mismatch(own: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> str:
     """Describe which tensors of a checkpoint are missing, unexpected or of another shape; empty if all fit."""
-    optional = ("num_batches_tracked",)
-    missing = [n for n in own if n not in found and not n.endswith(optional)]
+    missing = [n for n in own if n not in found and not n.endswith("num_batches_tracked")]
     shapes = [n for n, t in own.items() if n in found and found[n].shape != t.shape]
     extra = [n for n in found if n not in own]
     parts = [f"{what} {checks.few(own, 3)}" for what, own in (("missing", missing), ("unexpected", extra)) if own]
     parts += [f"{n} has the shape {tuple(found[n].shape)}, needed is {tuple(own[n].shape)}" for n in shapes[:3]]
-    if len(shapes) > 3:
-        parts.append(f"{len(shapes) - 3} more shapes differ")
+    parts += [f"{len(shapes) - 3} more shapes differ"] * (len(shapes) > 3)
     return "; ".join(parts)

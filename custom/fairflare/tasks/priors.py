@@ -8,7 +8,6 @@ import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -164,10 +163,9 @@ def build_encoder(network: str) -> tuple[nn.Module, int]:
 
 def _timm_encoder(name: str) -> tuple[nn.Module, int]:
     try:
-        timm: Any = importlib.import_module("timm")
-        encoder = timm.create_model(name, pretrained=False, num_classes=0)
+        encoder = importlib.import_module("timm").create_model(name, pretrained=False, num_classes=0)
     except Exception as error:  # besides ImportError, timm raises its own RuntimeError for an unknown name
-        missing = isinstance(error, ImportError)
-        problem = "needs the package timm at every site: pip install timm" if missing else f"cannot be built: {error}"
+        needed = "needs the package timm at every site: pip install timm"
+        problem = needed if isinstance(error, ImportError) else f"cannot be built: {error}"
         raise ValueError(f"prior_network 'timm:{name}' {problem}") from error
     return encoder, int(encoder.num_features)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from fairflare.base.checks import nearest
+from fairflare.base.checks import nearest, refuse
 from fairflare.base.settings import Text, settings
 from fairflare.base.site_data import shuffled
 from fairflare.base.task import Metric, PriorNetwork, SiteData, Task, evaluating
-from fairflare.data.datalist import DataError
+from fairflare.data.datalist import shareable
 from fairflare.tasks import priors
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class ScriptTask(Task):
         if type(self) is ScriptTask and not any(
             model == entry or (entry.endswith(".") and model.startswith(entry)) for entry in self._listed
         ):
-            raise problem(
+            raise shareable(
                 f"model {model!r:.200} is named by a job without code of its own, and no list of this machine has it; "
                 f"put it under {NETWORKS!r} in the server's local/fairflare.json, or have the job carry its script"
             )
@@ -91,13 +91,13 @@ class ScriptTask(Task):
         return network
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        raise problem("the sites' own script has the loss; the job's executor must be FLARE's Client API executor")
+        raise shareable("the sites' own script has the loss; the job's executor must be FLARE's Client API executor")
 
     def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:
-        raise problem("the sites' own script evaluates; the job's executor must be FLARE's Client API executor")
+        raise shareable("the sites' own script evaluates; the job's executor must be FLARE's Client API executor")
 
     def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:
-        raise problem("the sites' own script has the data; the job's executor must be FLARE's Client API executor")
+        raise shareable("the sites' own script has the data; the job's executor must be FLARE's Client API executor")
 
 
 class ScriptBatches:
@@ -136,7 +136,7 @@ class ScriptData(SiteData):
     def __init__(self, splits: Mapping[str, Any], classes: int | Sequence[int] | None = None) -> None:
         for split, source in splits.items():
             if not hasattr(source, "__iter__") or iter(source) is source:
-                raise problem(
+                raise shareable(
                     f"{split} must be a DataLoader or a list of batches that can be gone through many times, got "
                     f"{type(source).__name__}"
                 )
@@ -150,7 +150,7 @@ class ScriptData(SiteData):
             if size is None:
                 size = sum(len(targets) for _, targets in self.batches(split, batch_size=1))
             if size < 1:
-                raise problem(f"the {split} batches hold no sample")
+                raise shareable(f"the {split} batches hold no sample")
             self._sizes[split] = size
         return self._sizes[split]
 
@@ -180,18 +180,17 @@ class ScriptData(SiteData):
         if not isinstance(classes, int) or isinstance(classes, bool):
             counts = torch.as_tensor(classes)
             if counts.ndim != 1 or len(counts) < 2 or counts.dtype != torch.int64 or bool((counts < 0).any()):
-                raise problem(f"classes must be a number or the training samples of each, got {classes!r:.80}")
+                raise shareable(f"classes must be a number or the training samples of each, got {classes!r:.80}")
             return counts
         counts = torch.zeros(classes, dtype=torch.int64)
         for _, targets in self.batches("training", batch_size=64):
             labels = targets.reshape(-1)
-            if labels.is_floating_point() or len(labels) != len(targets):
-                raise problem(
-                    f"classes={classes}, so targets must be one class number a sample, got {tuple(targets.shape)} "
-                    f"{targets.dtype}"
-                )
-            if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-                raise problem(f"targets must lie in [0, {classes - 1}] for classes={classes}, found others")
+            refuse({
+                f"classes={classes}, so targets must be one class number a sample, got {tuple(targets.shape)} "
+                f"{targets.dtype}": labels.is_floating_point() or len(labels) != len(targets),
+                f"targets must lie in [0, {classes - 1}] for classes={classes}, found others":
+                    len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes,
+            }, shareable)  # fmt: skip
             counts += torch.bincount(labels, minlength=classes)
         return counts
 
@@ -245,7 +244,7 @@ class LoopTask(Task):
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         loss = self.criterion(outputs, targets)
         if not isinstance(loss, torch.Tensor):
-            raise problem(f"the loss must give a tensor, got {type(loss).__name__}")
+            raise shareable(f"the loss must give a tensor, got {type(loss).__name__}")
         return loss.mean() if loss.ndim else loss
 
     def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -266,7 +265,7 @@ class LoopTask(Task):
         if not isinstance(metrics, Mapping):
             metrics = {self.primary_metric: metrics}
         if self.primary_metric not in metrics:
-            raise problem(
+            raise shareable(
                 f"metrics must give {self.primary_metric!r} (or primary_metric name another one), got "
                 f"{', '.join(map(repr, metrics)) or 'nothing'}"
             )
@@ -287,7 +286,7 @@ class OwnPrior(priors.FrozenPrior):
         linear = [module for module in encoder.modules() if isinstance(module, torch.nn.Linear)]
         width = getattr(encoder, "width", linear[-1].out_features if linear else None)
         if not isinstance(width, int):
-            raise problem("the prior network must have an attribute width, the number of its features")
+            raise shareable("the prior network must have an attribute width, the number of its features")
         super().__init__(encoder, type(encoder).__name__, width)
 
     @torch.no_grad()
@@ -310,10 +309,11 @@ def declared(described: Mapping[str, Mapping[str, Any]]) -> tuple[Metric, ...]:
     """
     metrics = []
     for name, entry in {**ACCURACY, **described}.items():
-        if unknown := [key for key in entry if key not in OF_METRIC]:
-            raise ValueError(f"metrics: {name!r} has no {unknown[0]!r}{nearest(unknown[0], OF_METRIC)}")
-        if not isinstance(entry.get("higher_is_better"), bool):
-            raise ValueError(asks_for(name))
+        unknown = next((key for key in entry if key not in OF_METRIC), "")
+        refuse({
+            f"metrics: {name!r} has no {unknown!r}{nearest(unknown, OF_METRIC)}": unknown,
+            asks_for(name): not isinstance(entry.get("higher_is_better"), bool),
+        })  # fmt: skip
         low, high = entry.get("low", 0.0), entry.get("high", 1.0)
         given = {**entry, "low": -math.inf if low is None else low, "high": math.inf if high is None else high}
         metrics.append(Metric(name=name, doc="measured by the sites' own script", by_class=True, **given))
@@ -328,11 +328,6 @@ def asks_for(metric: str) -> str:
     )
 
 
-def problem(text: str) -> DataError:
-    """Return the error about an unusable value that a script gave; the text names no file, so it may leave the site."""
-    return DataError(text, public=text)
-
-
 def pair(batch: Any, split: str) -> Batch:
     """Return inputs and targets of a script's batch.
 
@@ -342,11 +337,13 @@ def pair(batch: Any, split: str) -> Batch:
     if isinstance(batch, Mapping) and "image" in batch and "label" in batch:
         batch = (batch["image"], batch["label"])
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        size = f" of {len(batch)}" if isinstance(batch, (tuple, list, Mapping)) else ""
-        raise problem(f"a batch of the {split} split must be {PAIR}, got a {type(batch).__name__}{size}")
+        raise shareable(
+            f"a batch of the {split} split must be {PAIR}, got a {type(batch).__name__}"
+            f"{f' of {len(batch)}' if isinstance(batch, (tuple, list, Mapping)) else ''}"
+        )
     inputs, targets = batch
     if not isinstance(inputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
-        raise problem(
+        raise shareable(
             f"a batch of the {split} split must be {PAIR} of tensors, got {type(inputs).__name__} and "
             f"{type(targets).__name__}"
         )
@@ -355,9 +352,12 @@ def pair(batch: Any, split: str) -> Batch:
 
 def _size(source: Any) -> int | None:
     """Return the number of samples of a ``DataLoader`` over a data set with length and order; else ``None``."""
-    if not isinstance(source, torch.utils.data.DataLoader) or source.batch_size is None:
-        return None
-    if isinstance(source.dataset, torch.utils.data.IterableDataset) or not hasattr(source.dataset, "__len__"):
+    if (
+        not isinstance(source, torch.utils.data.DataLoader)
+        or source.batch_size is None
+        or isinstance(source.dataset, torch.utils.data.IterableDataset)
+        or not hasattr(source.dataset, "__len__")
+    ):
         return None
     return len(source.dataset)
 
@@ -366,7 +366,7 @@ def _metric(name: str, value: Any) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError, RuntimeError):
-        raise problem(f"metric {name!r} must be a number, got {value!r:.80}") from None
+        raise shareable(f"metric {name!r} must be a number, got {value!r:.80}") from None
     if not math.isfinite(number):
-        raise problem(f"metric {name!r} must be a finite number, got {number!r}")
+        raise shareable(f"metric {name!r} must be a finite number, got {number!r}")
     return number

@@ -144,10 +144,9 @@ class PhantomData(PhantomImages):
         self._splits: dict[str, Batch] = {}
         self._zones: dict[str, list[int]] = {}
         self.attributes = {phantom.ATTRIBUTE: (*phantom.ZONES, UNKNOWN)} if task.attributes else {}
-        size = (width, height, phantom.SLICES)
-        channels = len(task.channels or "1")
         drawn = phantom.patients(
-            site, size=size, seed=seed, cases=cases, halved=task.attribute_noise, channels=channels
+            site, size=(width, height, phantom.SLICES), seed=seed, cases=cases, halved=task.attribute_noise,
+            channels=len(task.channels or "1"),
         )  # fmt: skip
         for split, patients in drawn.items():
             volumes = ([patient.image for patient in patients], [patient.label[None] for patient in patients])

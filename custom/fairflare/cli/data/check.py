@@ -59,24 +59,22 @@ def check_data(
                 str(file_in(data)),
             )
         remarks = [str(note) for note in manifest_of(data).get("notes", ())]
-        if not as_json:
-            _print_problems(report.problems, every)
-            for site in report.sites:
-                _print_counts(site, names)
-            for text in ([report.labels] if report.labels else []) + [f"prepare noted: {note}" for note in remarks]:
-                _tell(text)
-            for root in {str(settings["state_root"]) for settings in sites.values() if settings.get("state_root")}:
-                _print_asked(Path(root))
         if as_json:
             put(
                 usable=report.usable, grave=report.grave, problems=[*_kinds(report.problems, every)],
                 sites=[_plain_report(site, names) for site in report.sites], labels=report.labels, notes=remarks,
             )  # fmt: skip
         else:
-            notes = len(report.problems) - report.grave + len(remarks)
+            _print_problems(report.problems, every)
+            for site in report.sites:
+                _print_counts(site, names)
+            for text in filter(None, [report.labels, *(f"prepare noted: {note}" for note in remarks)]):
+                _tell(text)
+            for root in {str(settings["state_root"]) for settings in sites.values() if settings.get("state_root")}:
+                _print_asked(Path(root))
             _tell(
-                f"{report.usable} usable images at {len(report.sites)} site(s); {report.grave} problem(s), {notes} "
-                "note(s)"
+                f"{report.usable} usable images at {len(report.sites)} site(s); {report.grave} problem(s), "
+                f"{len(report.problems) - report.grave + len(remarks)} note(s)"
             )
     raise typer.Exit(int(report.grave > 0 or not report.sites))
 
@@ -155,9 +153,8 @@ def _print_problems(problems: Sequence[Any], every: bool) -> None:
         for one in _kinds(problems, every)
     )
     for where, lines in of_site.items():
-        if not every and len(lines) > MOST:
-            lines = [*lines[:MOST], f"{len(lines) - MOST} more kinds; --all shows them"]
-        for line in lines:
+        most = len(lines) if every else MOST
+        for line in (*lines[:most], *[f"{len(lines) - most} more kinds; --all shows them"] * (len(lines) > most)):
             _tell(f"{where}: {line}")
 
 
@@ -165,20 +162,19 @@ def _describe_kind(problems: Sequence[tuple[str, str]]) -> str:
     """Return the text of the first of several problems of one kind, with the images' names of the other problems."""
     from fairflare.data.kinds import named, shown
 
-    first = problems[0][1]
     if len(problems) == 1:
-        return first
+        return problems[0][1]
+    first = problems[0][1]
     # A problem with a list's entry has no file name of its own: the name is quoted in the problem's text.
     more = [name or next((p for p in QUOTED.findall(text) if p not in first), "") for name, text in problems[1:]]
     return f"{first} -- {len(more)} more such: {named([shown(Path(name)) for name in more])} (--all)"
 
 
 def _print_counts(report: Any, names: Sequence[str] | None) -> None:
-    listed = report.sizes.most_common(3)
-    sizes = ", ".join(f"{'x'.join(map(str, (size[1], size[0], *size[2:])))}: {count}" for size, count in listed)
-    more = f" and {len(report.sizes) - 3} more sizes" if len(report.sizes) > 3 else ""
+    sizes = [f"{'x'.join(map(str, (size[1], size[0], *size[2:])))}: {n}" for size, n in report.sizes.most_common()]
+    more = f" and {len(sizes) - 3} more sizes" if len(sizes) > 3 else ""
     deep = " x slices" * any(len(size) == 3 for size in report.sizes)
-    _tell(f"{report.site}: width x height{deep} {sizes or '-'}{more}")
+    _tell(f"{report.site}: width x height{deep} {', '.join(sizes[:3]) or '-'}{more}")
     for split, counts in report.counts.items():
         classes = ", ".join(f"{_name(number, names)} {n}" for number, n in sorted(counts.items()))
         _tell(f"  {split}: {sum(counts.values())}" + (f" ({classes})" if None not in counts and counts else ""))

@@ -117,13 +117,9 @@ def sealing(folder: Path, settings: Mapping[str, Any]) -> Iterator[KitFinding]:
     for problem in (problems := list(parts.problems(optimizer="optimizer" not in settings))):
         code = isinstance(first_cause(problem), Refused)  # else it fails even where code may run
         yield KitFinding("not sealed", "warning" if code else "problem", str(problem))
-    if problems:
-        no = (
-            f"no: {len(problems)} part(s) cannot be made without code rights; those that are wrong not with them either"
-        )
-        yield KitFinding("sealed", "warning", no)
-    else:
-        yield _tried(MonaiBundleTask(**{**settings, **sealed_settings(folder, configs)}))
+    no = f"no: {len(problems)} part(s) cannot be made without code rights; those that are wrong not with them either"
+    settings = {**settings, **sealed_settings(folder, configs)}
+    yield KitFinding("sealed", "warning", no) if problems else _tried(MonaiBundleTask(**settings))
     if user_code := bundle.own_code():
         yield KitFinding("own code", "warning", f"brings Python of its own: keys {', '.join(user_code)}")
     declared = bundle.get("_meta_#network_data_format#inputs")
@@ -132,8 +128,10 @@ def sealing(folder: Path, settings: Mapping[str, Any]) -> Iterator[KitFinding]:
     with suppress(BundleError):
         if takes_class_numbers(parts.kept("train_preprocessing"), settings.get("label_key", "label")):
             label = "a class's number as its label"
-    case = f"an image (a file, or a list of files, a channel each) and {label} a case"
-    yield KitFinding("data it wants", "ok", f"{case}; {wanted:.600}")
+    yield KitFinding(
+        "data it wants", "ok",
+        f"an image (a file, or a list of files, a channel each) and {label} a case; {wanted:.600}",
+    )  # fmt: skip
 
 
 def _tried(task: MonaiBundleTask) -> KitFinding:
@@ -155,8 +153,7 @@ def packages() -> Iterator[KitFinding]:
     from packaging.requirements import Requirement
 
     number = ".".join(map(str, sys.version_info[:3]))
-    fits = (3, 10) <= sys.version_info[:2] <= (3, 14)
-    yield KitFinding("python", "ok" if fits else "problem", number if fits else f"{number}; 3.10 to 3.14 are supported")
+    yield _version("python", number, (3, 10) <= sys.version_info[:2] <= (3, 14), "3.10 to 3.14 are supported")
     yield KitFinding("fairflare", "ok", version("fairflare"))
     for text in requires("fairflare") or []:
         wanted = Requirement(text)
@@ -171,9 +168,11 @@ def packages() -> Iterator[KitFinding]:
             yield KitFinding(wanted.name, "warning" if extra else "problem", lacks + more)
             continue
         fits = wanted.specifier.contains(installed, prereleases=True)
-        yield KitFinding(
-            wanted.name, "ok" if fits else "problem", installed if fits else f"{installed}; {wanted} is needed"
-        )
+        yield _version(wanted.name, installed, fits, f"{wanted} is needed")
+
+
+def _version(what: str, number: str, fits: bool, wanted: str) -> KitFinding:
+    return KitFinding(what, "ok", number) if fits else KitFinding(what, "problem", f"{number}; {wanted}")
 
 
 def imports() -> Iterator[KitFinding]:
@@ -261,8 +260,11 @@ def _decoded(kit: Path) -> Iterator[KitFinding]:
     for folder in places:
         if files := [*folder.rglob("*.npy")]:
             size = sum(file.stat().st_size for file in files) / 1e9
-            text = f"{len(files)} of patients, {size:.1f} GB, in {folder}: remove it with the site's data, or volumes "
-            yield KitFinding("decoded volumes", "ok", f"{text}that left the data stay for up to {UNUSED_DAYS} days")
+            yield KitFinding(
+                "decoded volumes", "ok",
+                f"{len(files)} of patients, {size:.1f} GB, in {folder}: remove it with the site's data, or volumes "
+                f"that left the data stay for up to {UNUSED_DAYS} days",
+            )  # fmt: skip
 
 
 def _rights(local: Path) -> Iterator[KitFinding]:
@@ -293,9 +295,9 @@ def _allow_list(entries: list[str]) -> KitFinding:
         text = f"{wide[0]!r} lets a job call any function of the package with its own arguments; {remedy} instead"
         return KitFinding(what, "warning", text)
     if missing:
-        few = f" ({', '.join(missing[:8])}{', ...' * (len(missing) > 8)})"
-        text = f"{len(missing)} of {len(wanted)} classes are missing{few}: jobs with them are refused"
-        return KitFinding(what, "problem" if missing == wanted else "warning", f"{text}; {remedy}")
+        few = f"{', '.join(missing[:8])}{', ...' * (len(missing) > 8)}"
+        text = f"{len(missing)} of {len(wanted)} classes are missing ({few}): jobs with them are refused; {remedy}"
+        return KitFinding(what, "problem" if missing == wanted else "warning", text)
     return KitFinding(what, "ok", "what jobs without custom code name is allowed")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from fairflare.base.checks import gathered
 from fairflare.cli.screen import say
 from fairflare.reporting.layout import counted, listed
 
@@ -66,10 +67,9 @@ def suited_settings(plan: Plan, images: Sequence[npt.NDArray[np.float32]]) -> di
     least = 32 if not task.class_labels else 64 if task.network == "densenet121" else 48 if task.max_pool else 32
     side = int(median([min(image.shape[:2]) for image in images]))
     side = min(max(side // 16 * 16, least), max(MOST_PIXELS, least))
-    settings: dict[str, Any] = {"image_size": [side, side]}
-    if task.initial_weights is None:  # else the checkpoint decides the channels
-        settings["in_channels"] = 3 if any(_coloured(image) for image in images) else 1
-    return settings
+    # Where there are initial weights, the checkpoint decides the channels.
+    channels = {} if task.initial_weights is not None else {"in_channels": 3 if any(map(_coloured, images)) else 1}
+    return {"image_size": [side, side], **channels}
 
 
 def suited(
@@ -147,13 +147,13 @@ def refuse_unknown_keys(plan: Plan, local: Mapping[str, Any], data: Path | None)
     from fairflare.tasks.shared.site_settings import check_keys
 
     kind: Any = getattr(plan.task, "site_settings", None)
-    sites_by_error: dict[str, list[str]] = {}
+    errors: list[tuple[str, str]] = []
     for site in plan.sites or () if kind is not None and data is not None else ():
         try:
             check_keys(kind, site, own_settings(local, site))
         except DataError as error:
-            sites_by_error.setdefault(str(error).removeprefix(f"site '{site}': "), []).append(site)
-    for text, sites in sites_by_error.items():
+            errors.append((str(error).removeprefix(f"site '{site}': "), site))
+    for text, sites in gathered(errors).items():
         raise ValueError(f"--data {data}: {text} (of {', '.join(sites)})")
 
 

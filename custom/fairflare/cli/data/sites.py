@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from fairflare.base.checks import NO_SITE, SERVER, nearest, site_names
+from fairflare.base.checks import NO_SITE, SERVER, nearest, refuse, site_names
 from fairflare.base.disk.files import keys_once, unreadable
 from fairflare.cli.screen import note
 from fairflare.reporting.layout import listed
@@ -30,14 +30,13 @@ def parse_sites(text: str) -> int | list[str] | None:
         return int(text)
     names = [name.strip() for name in text.split(",") if name.strip()]
     numbers = [name for name in names if name.isdigit()]
-    if not numbers and any(NUMBER.fullmatch(name) for name in names):
-        raise ValueError(f"--sites wants a whole number of sites, or their names separated by commas, got {text!r}")
-    if numbers:
-        raise ValueError(
-            f"--sites {text}: {len(names)} sites called {' and '.join(map(repr, names))}? Give a number of sites "
-            f"(--sites {numbers[-1]}) or "
-            f"names (--sites {','.join(f'site-{name}' if name.isdigit() else name for name in names)})"
-        )
+    refuse({
+        f"--sites {text}: {len(names)} sites called {' and '.join(map(repr, names))}? Give a number of sites "
+        f"(--sites {''.join(numbers[-1:])}) or "
+        f"names (--sites {','.join(f'site-{name}' if name.isdigit() else name for name in names)})": numbers,
+        f"--sites wants a whole number of sites, or their names separated by commas, got {text!r}":
+            any(NUMBER.fullmatch(name) for name in names),
+    })  # fmt: skip
     return names
 
 
@@ -150,12 +149,12 @@ def sites_of(path: Path) -> dict[str, dict[str, Any]]:
     if path.is_dir():
         file = next((path / name for name in ("fairflare.json", "datalist.json") if (path / name).is_file()), None)
         if file is None:
-            folders = sorted(child for child in path.iterdir() if (child / "datalist.json").is_file())
+            folders = sorted(child.name for child in path.iterdir() if (child / "datalist.json").is_file())
             if not folders:
                 raise ValueError(
                     f"{path} has no fairflare.json, no datalist.json, and no folder with a datalist.json{PREPARE}"
                 )
-            return {name: {"data_root": str(path.absolute() / name)} for name in site_names([f.name for f in folders])}
+            return {name: {"data_root": str(path.absolute() / name)} for name in site_names(folders)}
         path = file
     content = read_object(path, wanted="a JSON object: a site file (docs/data.md) or a datalist")
     say_unread(path, content)

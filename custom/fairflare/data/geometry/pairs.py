@@ -191,10 +191,10 @@ def check_affine(affine: Affine, shape: Sequence[int], name: str) -> Affine:
         sideways = math.sqrt(max(1 - cosine**2, 0.0)) * float(np.linalg.norm(direction)) * (shape[axis] - 1)
         if 1 - cosine > SKEW and sideways > ACROSS:
             lean = math.degrees(math.acos(min(cosine, 1.0)))
-            which = ("rows", "columns", "slices")[axis]
             raise Misfit(
                 "slices stacked off their normal",
-                f"its {name} is sheared: its {which} are stacked {lean:.1f} degrees off their normal",
+                f"its {name} is sheared: its {('rows', 'columns', 'slices')[axis]} are stacked {lean:.1f} degrees off "
+                "their normal",
                 ASK,
             )
     return affine if np.linalg.norm(affine[:3, :3], axis=0).all() else full
@@ -370,10 +370,11 @@ def _half_said(image: Grid, mask: Grid, drawn_on: str | None, orientation: str) 
         note = f"pixel on pixel, since the {other} says nothing of how it lies"
         return _pixel_on_pixel(image, mask, Fit(PLAIN, affine_of_image, note))
     turn = turn_of(affine, "canonical", slices)
-    turn = PLAIN if turn is None else turn
-    stored, upright = (
-        Fit(PLAIN, affine_of_image),
-        Fit(np.asarray(back(turn)) if known is image else turn, affine_of_image),
+    upright = PLAIN if turn is None else np.asarray(back(turn)) if known is image else turn
+    misfit = Misfit(
+        "only one of image and mask says how it lies",
+        f"the {'image' if other == 'mask' else 'mask'} says how it lies, the {other} says nothing",
+        f"{WITH_GEOMETRY}. Or: {CHOOSE}",
     )
     if known.of:
         misfit = Misfit(
@@ -381,13 +382,8 @@ def _half_said(image: Grid, mask: Grid, drawn_on: str | None, orientation: str) 
             f"the {other} says nothing of how it lies, and DICOM slices may be numbered from either end",
             WITH_GEOMETRY,
         )
-        return _fit_as_set(image, mask, stored, upright, None, misfit)
-    misfit = Misfit(
-        "only one of image and mask says how it lies",
-        f"the {'image' if other == 'mask' else 'mask'} says how it lies, the {other} says nothing",
-        f"{WITH_GEOMETRY}. Or: {CHOOSE}",
-    )
-    return _fit_as_set(image, mask, stored, upright, drawn_on, misfit)
+    fits = Fit(PLAIN, affine_of_image), Fit(upright, affine_of_image)
+    return _fit_as_set(image, mask, *fits, None if known.of else drawn_on, misfit)
 
 
 def _fit_as_set(

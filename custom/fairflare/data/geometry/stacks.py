@@ -122,8 +122,9 @@ def stack(
     order = np.argsort(places @ grown, kind="stable")
     step = grown
     if len(planes) > 1:
-        copied = lambda k: same(int(order[k]), int(order[k + 1]))  # noqa: E731
-        _check_even([planes[k] for k in order], places[order], grown, what, copied)
+        _check_even(
+            [planes[k] for k in order], places[order], grown, what, lambda k: same(int(order[k]), int(order[k + 1]))
+        )
         step = (places[order[-1]] - places[order[0]]) / (len(planes) - 1)
     rows, columns = first.spacing or (1.0, 1.0)
     affine = np.eye(4)
@@ -180,8 +181,8 @@ def _several(planes: Sequence[Plane], name: str, planes_by: Mapping[str, Plane],
         )
     if what == "frames":
         lie = len({tuple(np.round(plane.position, 3)) for plane in planes if plane.position is not None})
-        count = f"{len(planes)} frames lie at {lie} places"
-        count = count if 0 < lie < len(planes) else f"its frames are {len(values)} stacks"
+        known = 0 < lie < len(planes)
+        count = f"{len(planes)} frames lie at {lie} places" if known else f"its frames are {len(values)} stacks"
         return Misfit(
             "frames of several stacks",
             f"{count}; they differ in {name} ({_shortly(values)})",
@@ -218,8 +219,8 @@ def _unplaced(planes: Sequence[Plane], what: str) -> Stack:
             "the series has no order: its files say neither where a slice lies nor a number of its own",
             "Name one file, or fetch the whole series",
         )
-    order = sorted(range(len(planes)), key=lambda k: numbers[k] or 0)
-    return Stack(tuple(order), note="slices do not say where they lie: ordered by InstanceNumber")
+    order = tuple(sorted(range(len(planes)), key=lambda k: numbers[k] or 0))
+    return Stack(order, note="slices do not say where they lie: ordered by InstanceNumber")
 
 
 def _check_even(
@@ -239,9 +240,8 @@ def _check_even(
         if gaps.size:
             k = int(gaps[0])
             missing = sum(round(float(step) / usual) - 1 for step in steps[gaps])
-            slices = "slice is" if missing == 1 else "slices are"
             whole = np.abs(steps[gaps] / usual - np.round(steps[gaps] / usual)).max() <= 0.1
-            lacks = f": {missing} {slices} missing" if whole else ""
+            lacks = f": {missing} {'slice is' if missing == 1 else 'slices are'} missing" if whole else ""
             more = f", as in {len(gaps) - 1} more places" if len(gaps) > 1 else ""
             raise Misfit(
                 "slices are missing",
@@ -256,9 +256,9 @@ def _check_even(
             value = (
                 f"its steps are uneven: from {steps.min():.4g} to {steps.max():.4g} mm, mostly {usual:.4g}, first "
                 f"between slices {k} and {k + 1} ({planes[k].name}, {planes[k + 1].name})"
+                if off.size
+                else f"its steps drift: slice {k + 1} lies {drift.max():.3g} mm off even steps of {usual:.4g} mm"
             )
-            if not off.size:
-                value = f"its steps drift: slice {k + 1} lies {drift.max():.3g} mm off even steps of {usual:.4g} mm"
             raise Misfit("uneven steps between slices", value, WHOLE_SERIES)
     whole = places[-1] - places[0]
     length = float(np.linalg.norm(whole))
@@ -296,10 +296,8 @@ def _twice(
             "Fetch the series again, into an empty folder",
         )
     differ = next((name for name in one.apart if one.apart[name] != other.apart.get(name, "")), None)
-    why = f"the first are {place}"
-    if differ is not None:
-        values = sorted({plane.apart.get(differ, "nothing") for plane in planes})
-        why = f"they differ in {differ} ({_shortly(values)})"
+    values = sorted({plane.apart.get(differ or "", "nothing") for plane in planes})
+    why = f"the first are {place}" if differ is None else f"they differ in {differ} ({_shortly(values)})"
     return Misfit(
         "several slices at one place",
         f"{len(planes)} {what} lie at {len(planes) - len(twice)} places; {why}",

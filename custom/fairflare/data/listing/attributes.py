@@ -84,8 +84,10 @@ class Attribute:
             return len(self.groups) - 1
         if self.values:
             if value not in self.values:
-                known = ", ".join(map(repr, self.values))
-                raise UndeclaredValue(f"attribute {self.name!r} must be one of {known}", f", got {value!r:.80}")
+                raise UndeclaredValue(
+                    f"attribute {self.name!r} must be one of {', '.join(map(repr, self.values))}",
+                    f", got {value!r:.80}",
+                )
             return self.values.index(value)
         if not is_number(value):
             raise UndeclaredValue(f"attribute {self.name!r} must be a finite number", f", got {value!r:.80}")
@@ -109,12 +111,12 @@ def _declared(name: str, declaration: Any) -> Attribute:
     match declaration:
         case {"kind": "category", "values": [*values]} if len(declaration) == 2 and 0 < len(values) < MOST_GROUPS:
             if not all(map(is_name, values)) or len({*values, UNKNOWN}) <= len(values):
-                text = f"'values' of attribute {name!r} must be different texts, none {UNKNOWN!r}: {values!r}"
-                raise ValueError(text)
+                raise ValueError(
+                    f"'values' of attribute {name!r} must be different texts, none {UNKNOWN!r}: {values!r}"
+                )
             return Attribute(name, values=tuple(values))
         case {"kind": "number", "bins": [*edges]} if len(declaration) == 2 and 0 < len(edges) < MOST_GROUPS:
-            usable = all(isinstance(edge, (int, float)) and math.isfinite(edge) for edge in edges)
-            if not usable or any(a >= b for a, b in pairwise(edges)):
+            if not all(map(is_number, edges)) or any(a >= b for a, b in pairwise(edges)):
                 raise ValueError(f"'bins' of attribute {name!r} must be ascending numbers, got {edges!r:.200}")
             return Attribute(name, bins=tuple(map(float, edges)))
     raise ValueError(f"attribute {name!r} must be declared as {FORM}, got {declaration!r:.200}")
@@ -133,10 +135,11 @@ def groups_of(given: Any, declared: Mapping[str, Attribute]) -> dict[str, int]:
     given = {} if given is None else given
     if not isinstance(given, Mapping):
         raise UndeclaredValue("'attributes' must be an object", f", got {given!r:.80}")
-    for name in given:
-        if name not in declared:
-            problem = "an attribute is not declared in 'attributes' beside the splits"
-            raise UndeclaredValue(problem, f": {name!r:.80}{nearest(name, list(declared))}")
+    if strange := [name for name in given if name not in declared]:
+        raise UndeclaredValue(
+            "an attribute is not declared in 'attributes' beside the splits",
+            f": {strange[0]!r:.80}{nearest(strange[0], list(declared))}",
+        )
     return {name: attribute.group_of(given.get(name)) for name, attribute in declared.items()}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +42,7 @@ MISTYPED = 0.77  # similarity to a known key from which an unknown key is taken 
 MEANT = 0.9  # similarity to "unlabelled" from which a list of images is meant for it; "labelled" is below
 EXTRA_TEST = "test_"  # prefix of the names of further test lists in a datalist
 EXTRA_NAME = re.compile(EXTRA_TEST + "[A-Za-z0-9_-]+")
+IDENTIFIERS = ("volume", "patient")  # keys of an entry whose values are shown in no message
 LINKS = "list the folder in 'linked_roots' of the site's fairflare.json if links may lead there"
 
 
@@ -84,42 +85,60 @@ class CheckedList:
         if not holds:
             raise self.bad(problem, public)
 
+    def value(
+        self,
+        content: dict[str, Any],
+        key: str,
+        usable: Callable[[Any], object],
+        wanted: str,
+        public: str,
+        whose: str = "",
+    ) -> Any:
+        """Return the value of a key, ``None`` if there is no such key; raise ``DataError`` unless it is usable.
+
+        Args:
+            content: the datalist or an entry of it.
+            key: the key.
+            usable: function that returns whether a value, which may be ``None``, can be used.
+            wanted, public: what the value must be, and what the value is not, for the messages.
+            whose: words for the entry, for the messages.
+        """
+        value = content.get(key)
+        got = _kind(value) if key in IDENTIFIERS else f"{value!r:.200}"
+        self.need(usable(value), f"'{key}'{whose} must {wanted}, got {got}", f"'{key}'{whose} {public}")
+        return value
+
     def class_names(self, content: dict[str, Any]) -> tuple[str, ...] | None:
-        names = content.get("class_names")
-        self.need(
-            names is None or (isinstance(names, list) and all(map(is_name, names)) and len(set(names)) == len(names)),
-            f"'class_names' must be a list of different names of at most {MAX_NAME} characters, got {names!r:.200}",
-            "'class_names' is not a list of different names",
-        )
+        wanted = f"be a list of different names of at most {MAX_NAME} characters"
+        names = self.value(content, "class_names", _may_be(_are_names), wanted, "is not a list of different names")
         return None if names is None else tuple(names)
 
     def class_groups(
         self, content: dict[str, Any], names: tuple[str, ...] | None
     ) -> Mapping[str, tuple[int, ...]] | None:
-        groups = content.get("class_groups")
-        usable = isinstance(groups, dict) and all(
-            is_name(name) and isinstance(members, list) and members
-            and all(_is_count(number) and (names is None or number < len(names)) for number in members)
-            for name, members in groups.items()
+        groups = self.value(
+            content, "class_groups",
+            _may_be(lambda groups: isinstance(groups, dict) and all(
+                is_name(name) and isinstance(members, list) and members
+                and all(_is_count(number) and (names is None or number < len(names)) for number in members)
+                for name, members in groups.items()
+            )),
+            'name lists of numbers of classes, such as {"head": [0, 2], "tail": [1]}',
+            "does not name lists of classes",
         )  # fmt: skip
-        self.need(
-            usable or groups is None,
-            '\'class_groups\' must name lists of numbers of classes, such as {"head": [0, 2], "tail": [1]}, got '
-            f"{groups!r:.200}",
-            "'class_groups' does not name lists of classes",
-        )
         return None if groups is None else {name: tuple(members) for name, members in groups.items()}
 
     def mask_labels(self, content: dict[str, Any]) -> dict[int, str]:
-        names = content.get("mask_labels") or {}
-        self.need(
-            isinstance(names, dict)
-            and all(key.isdecimal() and (not name or is_name(name)) for key, name in names.items()),
-            "'mask_labels' must give the name of each value of the masks, or null where it is not known, such as "
-            f'{{"1": "liver", "4": null}}, got {names!r:.200}',
-            "'mask_labels' does not give names of values",
-        )
-        return {int(value): name or "" for value, name in names.items()}
+        names = self.value(
+            content, "mask_labels",
+            lambda names: not names or (isinstance(names, dict) and all(
+                key.isdecimal() and (not name or is_name(name)) for key, name in names.items()
+            )),
+            "give the name of each value of the masks, or null where it is not known, such as "
+            '{"1": "liver", "4": null}',
+            "does not give names of values",
+        )  # fmt: skip
+        return {int(value): name or "" for value, name in (names or {}).items()}
 
     def splits(self, content: Any) -> dict[str, tuple[Sample, ...]]:
         self.need(
@@ -128,11 +147,10 @@ class CheckedList:
             "it is not an object with the splits",
         )
         with self.noted():
-            self.need(
-                isinstance(content.get("synthetic") or False, bool),
-                f"'synthetic' must be true or false, got {content.get('synthetic')!r:.80}",
-                "'synthetic' is not true or false",
-            )
+            self.value(
+                content, "synthetic", lambda value: isinstance(value or False, bool), "be true or false",
+                "is not true or false",
+            )  # fmt: skip
         with self.noted():
             try:
                 self.attributes.update(read_declared(content.get("attributes", {})))
@@ -140,13 +158,10 @@ class CheckedList:
                 raise self.bad(str(error), f"'attributes' must give each attribute as {FORM}") from error
         self.names.extend(named if isinstance(named := content.get("class_names"), list) else ())
         with self.noted():
-            channels = content.get("channels", [])
-            self.need(
-                isinstance(channels, list) and all(map(is_name, channels)) and len({*channels}) == len(channels),
-                f'\'channels\' must be a list of different names, such as ["T2w", "ADC"], got {channels!r:.200}',
-                "'channels' is not a list of different names",
-            )
-            self.channels.extend(channels)
+            self.channels.extend(self.value(
+                {"channels": [], **content}, "channels", _are_names,
+                'be a list of different names, such as ["T2w", "ADC"]', "is not a list of different names",
+            ))  # fmt: skip
         checked = dict[str, tuple[Sample, ...]]()
         images, patients = dict[Path, list[str]](), dict[str, list[str]]()
         further = sorted(key for key in content if key.startswith(EXTRA_TEST))
@@ -280,13 +295,24 @@ class CheckedList:
                 f"{hint}'label' of {where} must be the number of a class (a whole number >= 0), got {label!r}",
                 f"{hint}'label' of {where} is not the number of a class",
             )
-        number = entry.get("slice")
-        self.need(
-            number is None or _is_count(number),
-            f"'slice' of {where} must be a whole number >= 0, got {number!r}",
-            f"'slice' of {where} is not a whole number >= 0",
+        whose = f" of {where}"
+        number = self.value(
+            entry, "slice", _may_be(_is_count), "be a whole number >= 0", "is not a whole number >= 0", whose
         )
-        volume, patient = (self.key(entry, key, where) for key in ("volume", "patient"))
+        volume, patient = (
+            self.value(
+                entry, key, _may_be(lambda value: (isinstance(value, str) and value) or _is_count(value)),
+                f"be a text or a whole number, the same for all images of one {key}", "is not a text", whose,
+            )
+            for key in IDENTIFIERS
+        )  # fmt: skip
+        spacing = self.value(
+            entry, "spacing",
+            _may_be(lambda sizes: isinstance(sizes, list) and len(sizes) in (2, 3)
+                    and all(is_number(mm) and mm > 0 for mm in sizes)),
+            "be the size of a pixel in mm, 2 or 3 numbers > 0 (rows, columns, slices)", "is not 2 or 3 numbers > 0",
+            whose,
+        )  # fmt: skip
         try:
             groups = groups_of(entry.get("attributes"), self.attributes)
         except UndeclaredValue as error:
@@ -294,7 +320,10 @@ class CheckedList:
         for name, value in (entry.get("attributes") or {}).items():
             if isinstance(value, (int, float)) and value == value:
                 self.numbers.setdefault(name, []).append(value)
-        return Sample(image, label, number, volume, patient, self.spacing(entry, where), groups, tuple(more))
+        return Sample(
+            image, label, number, None if volume is None else str(volume), None if patient is None else str(patient),
+            spacing and tuple(map(float, spacing)), groups, tuple(more),
+        )  # fmt: skip
 
     def findings(self, label: list[Any], where: str) -> tuple[int, ...]:
         """Return an image's label for each finding: 1, 0, or -1 where the datalist has null."""
@@ -312,28 +341,6 @@ class CheckedList:
             f"'label' of {where} has no value, or not one for each finding",
         )
         return tuple(-1 if value is None else int(value) for value in label)
-
-    def key(self, entry: dict[str, Any], name: str, where: str) -> str | None:
-        """Return an entry's identifier of a patient or volume as text, or ``None`` if the entry has no such key."""
-        value = entry.get(name)
-        self.need(
-            value is None or (isinstance(value, str) and value) or _is_count(value),
-            f"'{name}' of {where} must be a text or a whole number, the same for all images of one {name}, got "
-            f"{_kind(value)}",
-            f"'{name}' of {where} is not a text",
-        )
-        return None if value is None else str(value)
-
-    def spacing(self, entry: dict[str, Any], where: str) -> tuple[float, ...] | None:
-        value = entry.get("spacing")
-        self.need(
-            value is None
-            or (isinstance(value, list) and len(value) in (2, 3) and all(is_number(mm) and mm > 0 for mm in value)),
-            f"'spacing' of {where} must be the size of a pixel in mm, 2 or 3 numbers > 0 (rows, columns, slices), "
-            f"got {value!r:.80}",
-            f"'spacing' of {where} is not 2 or 3 numbers > 0",
-        )
-        return value and tuple(map(float, value))
 
     def path(self, entry: dict[str, Any], key: str, where: str) -> Path:
         value = entry[key]
@@ -408,6 +415,15 @@ class CheckedList:
 def _is_read(key: str) -> bool:
     """Return whether a datalist's key is the name of a list of images that is read."""
     return key in LISTS or key.startswith(EXTRA_TEST)
+
+
+def _may_be(usable: Callable[[Any], object]) -> Callable[[Any], object]:
+    """Return a function that returns whether a value can be used, or is ``None``."""
+    return lambda value: value is None or usable(value)
+
+
+def _are_names(values: Any) -> bool:
+    return isinstance(values, list) and all(map(is_name, values)) and len({*values}) == len(values)
 
 
 def _is_count(value: Any) -> bool:

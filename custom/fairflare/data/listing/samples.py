@@ -38,6 +38,11 @@ class DataError(ValueError):
         return type(self), (str(self), self.public, self.reason, self.misfit)
 
 
+def shareable(text: str) -> DataError:
+    """Return the error about data whose whole text names no file, so that it may leave the site."""
+    return DataError(text, text)
+
+
 @dataclass(frozen=True)
 class Sample:
     """Represent an image with its mask (a file), its class, or 1, 0 or -1 (not known) for each finding.
@@ -65,6 +70,11 @@ class Sample:
     def files(self) -> tuple[Path, ...]:
         """Return the files of the image: one for each channel, or one for all."""
         return (self.image, *self.more)
+
+    @property
+    def mask(self) -> Path | None:
+        """Return the file of the mask; ``None`` if the image has no label, or a class or findings."""
+        return self.label if isinstance(self.label, Path) else None
 
     @property
     def part_of(self) -> str | None:

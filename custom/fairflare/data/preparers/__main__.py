@@ -125,14 +125,15 @@ def say(out: Path, by_name: bool = False) -> None:
     for site, facts in manifest.get("volumes", {}).items():
         properties = (f"{key} {', '.join(facts[key])}" for key in ("spacing", "orientation", "label") if facts[key])
         print(f"{site}: {facts['volumes']} volumes; {'; '.join(properties)}")
-    needs = [f"--task {manifest['kind']}"] if "kind" in manifest else []
     given = (f"{name}={json.dumps(value, separators=(',', ':'))}" for name, value in manifest["task"].items())
+    needs = [f"--task {manifest['kind']}"] if "kind" in manifest else []
     needs += [f"--set {shlex.quote(pair)}" for pair in given]
     if needs:
         print(f"A run on it needs: {' '.join(needs)}")
-    taken = " (it takes these from manifest.json)" if needs else ""
-    first = "answer the NOTE on labels, then " if asked else ""
-    print(f"Next: {first}fairflare check-data {out}, then fairflare run METHOD --data {out / 'fairflare.json'}{taken}")
+    print(
+        f"Next: {'answer the NOTE on labels, then ' if asked else ''}fairflare check-data {out}, then fairflare run "
+        f"METHOD --data {out / 'fairflare.json'}{' (it takes these from manifest.json)' if needs else ''}"
+    )
 
 
 def _table(sites: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from fairflare.base.checks import choice, first_of, gathered, number
+from fairflare.base.checks import choice, gathered, number, refuse
 from fairflare.base.settings import Flag, Fraction, NonNegativeInt, PositiveInt, field_names, settings
 from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.data import partitions
@@ -80,7 +80,7 @@ class Dealing:
             number("folds", self.folds, low=2, whole=True)
         no_test = next((n for n in ("common_test", "global_test") if getattr(self, n) and not self.fractions[2]), None)
         unpaired = (self.corrupt is None) != (self.corrupt_sites == 0)
-        if problem := first_of({
+        refuse({
             "folds and common_test exclude each other: a fold is the test of its site; see global_test":
                 self.folds > 0 and self.common_test,
             "common_test and global_test exclude each other: a site's own test is one or the other":
@@ -92,8 +92,7 @@ class Dealing:
             "partition 'two-pool' needs corrupt_sites: how many sites the second pool is for":
                 self.partition == "two-pool" and not self.corrupt_sites,
             "corrupt and corrupt_sites belong together": unpaired and self.partition != "two-pool",
-        }):  # fmt: skip
-            raise ValueError(problem)
+        })  # fmt: skip
         _ = self.corruption  # checks its kind and severity
 
     @property
@@ -136,9 +135,7 @@ def deal(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list[I
         items = [replace(item, fold=folds[item.group]) for item in items]
     held_out = dealing.common_test or (dealt and dealing.global_test and not dealing.folds)
     held, rest = _held_out(items, dealing, seed) if held_out else ([], list(items))
-    sites: dict[str, list[Item]] = _dealt(rest, dealing, seed) if dealt else {}
-    for item in () if dealt else rest:
-        sites.setdefault(item.site or "site-1", []).append(item)
+    sites = _dealt(rest, dealing, seed) if dealt else gathered((item.site or "site-1", item) for item in rest)
     if dealing.corrupt_sites > len(sites):
         raise ValueError(f"corrupt_sites={dealing.corrupt_sites}, but there are {len(sites)} sites")
     if dealing.global_test:
@@ -244,9 +241,11 @@ def _quality(item: Item, dealing: Dealing, seed: int, bad: bool) -> Item:
     corruption, edge = dealing.corruption, dealing.edge
     if not edge:  # without a size, images are not corrupted either
         return item
-    image = partial(resized, item.image, edge)
-    if corruption is not None and bad:
-        image = partial(corrupted, item.image, *corruption, image_seed(f"{corruption[0]}/{item.name}", seed), edge)
+    image = (
+        partial(resized, item.image, edge)
+        if corruption is None or not bad
+        else partial(corrupted, item.image, *corruption, image_seed(f"{corruption[0]}/{item.name}", seed), edge)
+    )
     mask = item.mask if isinstance(item.mask, int) else partial(resized, item.mask, edge, is_mask=True)
     return replace(item, image=image, mask=mask)
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fairflare.base.checks import first_of, gathered
+from fairflare.base.checks import gathered, refuse
 from fairflare.data.datalist import DataError
 from fairflare.data.preparers.looking import MOSTLY, Look
 from fairflare.data.preparers.names import listing
@@ -46,7 +46,7 @@ def labels_of(
             )
         return {}, {"mask_values": {str(value): label for value, label in mapped.items()}}, {}
     known = [0, *sorted({*values, *called} - {0})]
-    if problem := first_of({
+    refuse({
         "all masks are empty (0 at every pixel); give those in which the structures are drawn": not set(values) - {0},
         f"the masks have {len(known)} values, such as {known[:5]}; expected 0 and a few labels, no picture, smoothed "
         "edges or numbered objects: give such masks, or say what each value means (--mask-values)":
@@ -56,8 +56,7 @@ def labels_of(
             for site, site_looks in looks.items()
             for text, so in _odd(site_looks).items()
         },
-    }):  # fmt: skip
-        raise DataError(problem)
+    }, DataError)  # fmt: skip
     number = len(known) - 1
     in_files = {value: name for look in masks for value, name in look.names.items() if number > 1 or name[0] != "#"}
     meanings = {str(value): called.get(value) or in_files.get(value) for value in known[1:]}
@@ -66,17 +65,15 @@ def labels_of(
         task["class_names"] = [called[value] for value in known[1:]]
     if known in (list(range(len(known))), BLACK_AND_WHITE):
         return task, {}, meanings
-    note = (
-        f"the labels {', '.join(map(str, known))} are read as {', '.join(map(str, range(len(known))))} (mask_values in "
-        "fairflare.json)"
+    void = (
+        f"; where {VOID} means 'not annotated', write \"{VOID}\": {VOID} there, and give the run "
+        f"--set ignore={VOID} --set num_classes={number - 1}; where {VOID} is the 1 of other sites' masks, prepare "
+        f"again with --overwrite --mask-values {' '.join(f'{value}={value}' for value in known[:-1])} {VOID}=1"
     )
-    if known == [*range(number), VOID] and not called:
-        note += (
-            f"; where {VOID} means 'not annotated', write \"{VOID}\": {VOID} there, and give the run "
-            f"--set ignore={VOID} --set num_classes={number - 1}; where {VOID} is the 1 of other sites' masks, prepare "
-            f"again with --overwrite --mask-values {' '.join(f'{value}={value}' for value in known[:-1])} {VOID}=1"
-        )
-    notes.append(note)
+    notes.append(
+        f"the labels {', '.join(map(str, known))} are read as {', '.join(map(str, range(len(known))))} (mask_values in "
+        f"fairflare.json){void * (known == [*range(number), VOID] and not called)}"
+    )
     return task, {"mask_values": {str(value): label for label, value in enumerate(known)}}, meanings
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.ndimage
 
-from fairflare.base.checks import first_of
+from fairflare.base.checks import refuse
 from fairflare.base.machine.memory import counted, free_memory, workers
 from fairflare.base.own_errors import may_be_of_file
 from fairflare.core.statistics.channels import Channels, described
@@ -81,14 +81,14 @@ def looks_of(cases: Sequence[Item], look: Looker) -> list[Look | Misfit | str]:
     """
 
     def tried(case: Item) -> Look | Misfit | str:
+        sample = _sample(case)
         try:
             several = (case.more, case.channels) if len(case.channels) > 1 else ()
-            return look(case.image, case.mask if isinstance(case.mask, Path) else None, *several)
+            return look(sample.image, sample.mask, *several)
         except Misfit as error:
             return error
         except MemoryError as error:
-            pair = (case.image, case.mask if isinstance(case.mask, Path) else None)
-            gib = [number / 2**30 for number in (reading_takes([pair], MADE), free_memory())]
+            gib = [number / 2**30 for number in (reading_takes([sample], MADE), free_memory())]
             raise MemoryError(
                 f"'{at_site(str(case.image), case.site)}' takes about {gib[0]:.1f} GiB of memory to check, and "
                 f"{gib[1]:.1f} GiB are free; end other programs, or take a machine with more memory"
@@ -100,9 +100,12 @@ def looks_of(cases: Sequence[Item], look: Looker) -> list[Look | Misfit | str]:
                 return error.misfit
             return _plain(error) if isinstance(error, ValueError) else f"it cannot be opened ({_plain(error)})"
 
-    pairs = (((c.image, *c.more), c.mask if isinstance(c.mask, Path) else None) for c in cases)
-    with ThreadPoolExecutor(workers(reading_takes(pairs, MADE))) as threads:
+    with ThreadPoolExecutor(workers(reading_takes(map(_sample, cases), MADE))) as threads:
         return list(counted(threads.map(tried, cases), len(cases), "images looked at"))
+
+
+def _sample(case: Item) -> Sample:
+    return Sample(case.image, case.mask if isinstance(case.mask, Path) else None, more=case.more)
 
 
 def _plain(error: Exception) -> str:
@@ -177,7 +180,7 @@ def look_at_volume(
         labels = whole_numbers(drawn, drawn.array).reshape(opened.facts.grid.shape)
     volume, facts = opened.array, opened.facts
     images = images or [volume]
-    if problem := first_of({
+    refuse({
         f"it has the shape {volume.shape}, expected rows, columns and slices; save channels as files":
             facts.slices is None or volume.ndim != 3,
         "it has one slice, and tasks on whole volumes need more; --slices axial takes it as a picture":
@@ -185,8 +188,7 @@ def look_at_volume(
         f"it holds {volume.dtype} values, not numbers": volume.dtype.kind not in "biuf",
         "it has values that are NaN or infinite; repair the file":
             any(one.dtype.kind == "f" and bounds_of(one, "range", facts.padded) is None for one in images),
-    }):  # fmt: skip
-        raise ValueError(problem)
+    })  # fmt: skip
     affine = facts.affine if opened.fit is None else opened.fit.affine
     turn, upright = (turn_of(affine, way, facts.grid.shape[2]) for way in (plane or "stored", "canonical"))
     spacing = None if affine is None else np.linalg.norm(affine[:3, :3], axis=0).round(4)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fairflare.base.checks import NO_SITE, SERVER, few
+from fairflare.base.checks import NO_SITE, SERVER, few, refuse
 from fairflare.data.datalist import DataError
 
 K = TypeVar("K")
@@ -99,18 +99,15 @@ def site_names(sites: Iterable[str], numbered: bool) -> Mapping[str, str]:
     if numbered:
         return {site: f"site-{number}" for number, site in enumerate(sites, 1)}
     names = {site: file_name(site).replace(".", "_") for site in sites}
-    for site, name in names.items():
-        if name == SERVER:
-            raise DataError(f"{NO_SITE}, or have all called site-1, site-2, ... (--number)")
-        if not SITE_NAME.fullmatch(name):
-            raise DataError(
-                f"site '{site}': FLARE takes names of A-Z, a-z, 0-9, '-' and '_'; rename the site, or have all called "
-                "site-1, site-2, ... (--number)"
-            )
     plain = {site: name.casefold() for site, name in names.items()}
-    if same := [site for site, name in plain.items() if [*plain.values()].count(name) > 1]:
-        raise DataError(
-            f"two sites would have the same folder, or differ in capitals alone: {', '.join(sorted(same))}; rename "
-            "one, or have all called site-1, site-2, ... (--number)"
-        )
+    same = sorted(site for site, name in plain.items() if [*plain.values()].count(name) > 1)
+    strange = [site for site, name in names.items() if not SITE_NAME.fullmatch(name)]
+    numbers = "have all called site-1, site-2, ... (--number)"
+    refuse({
+        f"{NO_SITE}, or {numbers}": SERVER in names.values(),
+        f"site '{''.join(strange[:1])}': FLARE takes names of A-Z, a-z, 0-9, '-' and '_'; rename the site, or "
+        f"{numbers}": strange,
+        f"two sites would have the same folder, or differ in capitals alone: {', '.join(same)}; rename one, or "
+        f"{numbers}": same,
+    }, DataError)  # fmt: skip
     return names

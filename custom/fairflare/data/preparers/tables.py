@@ -8,7 +8,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from fairflare.base.checks import first_of
+from fairflare.base.checks import refuse
 from fairflare.data.datalist import DataError, suffix_of
 from fairflare.data.image_file import SUFFIXES, VOLUMES
 from fairflare.data.preparers.contents import contents, strip_ending
@@ -67,12 +67,11 @@ def read_table(
     (head_at, head), body = filled[0], filled[1:]
     columns = [composed(name) for name in head]
     missing, twice = ([n for n in needed if columns.count(n) == 0], [n for n in needed if columns.count(n) > 1])
-    if problem := first_of({
+    refuse({
         f"expected the columns {', '.join(needed)}; missing: {', '.join(missing)}; found: "
         f"{', '.join(name or '(no name)' for name in columns)}{remedy}": bool(missing),
         f"several columns are called {', '.join(twice)}; rename one": bool(twice),
-    }):  # fmt: skip
-        raise DataError(f"'{file}', line {head_at}: {problem}")
+    }, lambda problem: DataError(f"'{file}', line {head_at}: {problem}"))  # fmt: skip
     columns, body = _columns(file, columns, body)
     return [Row(zip(columns, texts, strict=False), line, f"'{file}', line {line}") for line, texts in body]
 
@@ -130,15 +129,13 @@ def _columns(
     """
     named = max((number for number, name in enumerate(columns, 1) if name), default=0)
     longest = max((n for _, row in body for n, text in enumerate(row, 1) if text), default=0)
-    if longest == named + 1 and columns[0] and all(row[named] and row[0].isdigit() for _, row in body):
-        return columns[:named], [(line, row[1 : named + 1]) for line, row in body]
-    over = next((line for line, row in body if any(row[named:])), None)
-    if over is not None:
+    first = int(longest == named + 1 and columns[0] != "" and all(row[named] and row[0].isdigit() for _, row in body))
+    if over := [line for line, row in body if any(row[first + named :])]:
         raise DataError(
-            f"'{file}', line {over}: it has more cells than the head has names; put cells with a comma, semicolon or "
-            "tab in quotes"
+            f"'{file}', line {over[0]}: it has more cells than the head has names; put cells with a comma, semicolon "
+            "or tab in quotes"
         )
-    return columns[:named], [(line, row[:named]) for line, row in body]
+    return columns[:named], [(line, row[first : first + named]) for line, row in body]
 
 
 class Images:

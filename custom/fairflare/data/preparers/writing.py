@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, TypedDict
 
 from fairflare import __version__
 from fairflare.base.cases.census import KEYS
-from fairflare.base.checks import whole
+from fairflare.base.checks import refuse, whole
 from fairflare.base.disk.files import sha256_of
 from fairflare.base.for_types import Unpack
 from fairflare.base.task import SPLIT_GLOBAL
@@ -88,8 +88,8 @@ def write_pool(
     """Deal the images to sites, and write the sites by :func:`write_sites`; dealt images are split class by class."""
     sites = deal(items, dealing, whole("seed", writing.get("seed", 0), low=0))
     form = replace(form or Form(), dealing=dealing)
-    stratified = form.stratified or dealing.partition != "site"
-    return write_sites(sites, out_dir, settings, replace(form, stratified=stratified), **writing)
+    form = replace(form, stratified=form.stratified or dealing.partition != "site")
+    return write_sites(sites, out_dir, settings, form, **writing)
 
 
 def write_sites(
@@ -171,10 +171,12 @@ def _find_replaced(out: Path, targets: Sequence[Path], overwrite: bool) -> list[
     earlier = [folder for folder in named if (folder / "datalist.json").is_file()]
     paths = dict.fromkeys([*targets, *earlier, *files, *out.glob("fairflare_fold*.json")])
     existing = [path for path in paths if path.exists()]
-    if existing and not overwrite:
-        raise DataError(f"'{existing[0]}' is there already; choose another folder, or overwrite it (--overwrite)")
-    if foreign:
-        raise DataError(f"'{foreign[0]}' is not a folder with a datalist.json, so it is not overwritten; move it away")
+    refuse({
+        f"'{next(iter(existing), '')}' is there already; choose another folder, or overwrite it (--overwrite)":
+            existing and not overwrite,
+        f"'{next(iter(foreign), '')}' is not a folder with a datalist.json, so it is not overwritten; move it away":
+            foreign,
+    }, DataError)  # fmt: skip
     return existing
 
 
@@ -247,22 +249,25 @@ class _Result:
                 }
                 for site, by_split in lists.items()
             }
-            more: dict[str, Any] = {"synthetic": True} if form.synthetic else {}
-            more |= self._classes(entries) if self.classes else {}
-            more |= {"mask_labels": form.mask_labels} if form.mask_labels else {}
-            more |= {"attributes": form.attributes} if form.attributes else {}
+            several = any(len(names) > 1 for names in channels.values())
+            more = {
+                "synthetic": form.synthetic, **(self._classes(entries) if self.classes else {}),
+                "mask_labels": form.mask_labels, "attributes": form.attributes,
+            }  # fmt: skip
             files = [f"datalist_fold{fold + 1}.json"] if rule.folds else []
             for site, file in product(entries, [*files, "datalist.json"] if fold == 0 else files):
                 folder = self.draft.new / self.names[site]
-                named = {"channels": [*channels[site]]} if any(len(names) > 1 for names in channels.values()) else {}
-                write_datalist(folder / file, entries[site], name=site, **more, **named)
+                extra = {**more, "channels": [*channels[site]] if several else None}
+                present = {key: value for key, value in extra.items() if value}
+                write_datalist(folder / file, entries[site], name=site, **present)
                 self.notes += load_datalist(folder, file, site=site, class_labels=bool(self.classes)).doubts
-                self.counts.setdefault(
-                    site, {s: Counter(map(self._counted, written)) for s, written in entries[site].items()}
-                )
-
-    def _counted(self, entry: Mapping[str, Any]) -> str:
-        return self.classes[entry["label"]] if "label" in entry and self.classes and not self.findings else "images"
+                by_class = self.classes and not self.findings
+                self.counts.setdefault(site, {
+                    split: Counter(
+                        self.classes[entry["label"]] if by_class and "label" in entry else "images" for entry in written
+                    )
+                    for split, written in entries[site].items()
+                })  # fmt: skip
 
     def _add_global_test(self, lists: Mapping[str, Split]) -> dict[str, Split]:
         """Give each site the test images of all sites as ``test_global``, and as ``test`` if it has none of its own."""
@@ -349,8 +354,11 @@ def one_set(site: str, items: Iterable[Item]) -> tuple[str, ...]:
     """Return the names of the channels of a site's images; raise ``DataError`` if the images have different ones."""
     channel_sets = {item.channels for item in items}
     if len(channel_sets) > 1:
-        sets = " and of others ".join(", ".join(names) for names in sorted(channel_sets))
-        raise DataError(f"site '{site}': the images of some cases are {sets}; prepare them as sites of their own")
+        raise DataError(
+            f"site '{site}': the images of some cases are "
+            f"{' and of others '.join(', '.join(names) for names in sorted(channel_sets))}; prepare them as sites of "
+            "their own"
+        )
     return next(iter(channel_sets), ())
 
 

@@ -152,8 +152,8 @@ class MaskMetrics:
         if "volume_error" in self.wanted:
             each = math.prod(sizes) / (MM3_IN_ML if known and self.dims == 3 else 1.0)
             error = (in_found - in_truth) * each
-            values |= {f"{self.size}_error": abs(error), f"{self.size}_over": np.maximum(error, 0)}
-            values[f"{self.size}_under"] = np.maximum(-error, 0)
+            parts = {"error": abs(error), "over": np.maximum(error, 0), "under": np.maximum(-error, 0)}
+            values |= {f"{self.size}_{name}": part for name, part in parts.items()}
         common: dict[str, Any] = {"include_background": True, "spacing": list(sizes)}
         measures: dict[str, tuple[Any, float, float]] = {
             "hd95": (lambda *pair: compute_hausdorff_distance(*pair, percentile=95, **common), 0.0, diagonal),
@@ -174,16 +174,14 @@ class MaskMetrics:
         images state a size, the metric is left out, with a warning.
         """
         measured = {name: one.measured for name, one in offered(sorted(self.wanted), self.dims, self.tolerance).items()}
-        mixed = len(set(self._known)) > 1
-        if mixed:
+        if mixed := len(set(self._known)) > 1:
             left_out = ", ".join(name for name in self._values if measured[name])
             log.warning(
                 "%s left out: %d of %d images do not say their spacing, and mm are not mixed with pixels; say it for "
                 "all of them in the datalist, or for none", left_out, self._known.count(False), len(self._known),
             )  # fmt: skip
-        means = {}
-        for name, values in self._values.items():
-            if not (measured[name] and mixed):
-                front = "" if not measured[name] or self._known[0] else PIXEL
-                means[front + name] = np.mean(values, 0)
-        return means
+        return {
+            f"{PIXEL * (measured[name] and not self._known[0])}{name}": np.mean(values, 0)
+            for name, values in self._values.items()
+            if not (measured[name] and mixed)
+        }

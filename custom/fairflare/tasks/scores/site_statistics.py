@@ -8,7 +8,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.pool import ThreadPool
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -90,8 +89,8 @@ class SiteSums:
         counts |= {name: count for name, (count, cases) in few.items() if not 0 < cases < self.least}
         numbers = {k: len(self.cases[split]) for k, split in enumerate(SPLITS) if self.cases[split]}
         for number, cases in told(numbers, numbers, self.least).items():
-            counts[f"cases_{SPLITS[number]}"] = cases
-            counts[f"images_{SPLITS[number]}"] = self.images[SPLITS[number]]
+            split = SPLITS[number]
+            counts |= {f"cases_{split}": cases, f"images_{split}": self.images[split]}
         return counts
 
     def bins(self) -> dict[str, tuple[int, dict[int, int]]]:
@@ -165,8 +164,7 @@ def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, le
         except DataError as error:
             return error
 
-    pairs = ((sample.files, sample.label if isinstance(sample.label, Path) else None) for _, sample in wanted)
-    with ThreadPool(workers(reading_takes(pairs, SCALED))) as threads:
+    with ThreadPool(workers(reading_takes((sample for _, sample in wanted), SCALED))) as threads:
         looks = progress(threads.imap(looked, wanted), len(wanted), "images counted")
         for (split, sample), one in zip(wanted, looks, strict=True):
             check_stop()
@@ -187,10 +185,9 @@ def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, le
 
 
 def _unusable(sums: SiteSums, problem: DataError) -> None:
-    if NO_LABEL.search(problem.public):
-        sums.missing_labels += 1
-    else:
-        sums.unusable += 1
+    lacks_label = NO_LABEL.search(problem.public) is not None
+    sums.missing_labels += lacks_label
+    sums.unusable += not lacks_label
     if sums.unusable + sums.missing_labels <= SAID:
         log.warning("not in the statistics: %s", problem)  # written to the site's own log only
 
@@ -270,11 +267,8 @@ def _coded(labels: Counter[int], coding: Mapping[int, int] | None) -> Counter[in
 
 def _spacings(sample: Sample) -> dict[str, float]:
     """Return the distances of rows and of slices in mm, from the datalist or else from the file's header."""
-    spacing = sample.spacing
-    facts = image_file(sample.image).facts()
+    spacing, facts = sample.spacing, image_file(sample.image).facts()
     if spacing is None and facts.grid.statements:
         lengths = np.linalg.norm(facts.grid.statements[0][1][:3, :3], axis=0)
-        spacing = tuple(float(length) for length in lengths[: 3 if facts.slices else 2])
-    if spacing is None:
-        return {}
-    return dict(zip(("spacing", "slice_spacing"), (spacing[0], *spacing[2:]), strict=False))
+        spacing = tuple(lengths[: 3 if facts.slices else 2].tolist())
+    return dict(zip(("spacing", "slice_spacing"), (spacing[0], *spacing[2:]), strict=False)) if spacing else {}

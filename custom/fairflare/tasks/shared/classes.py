@@ -132,18 +132,18 @@ class ClassTask(MeasuresClasses, ImageTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        named = (self.num_classes, self.class_names, self.class_groups)
+        checks.refuse({
+            "findings name themselves and have no groups; take num_classes, class_names and class_groups out":
+                self.findings is not None and named != (None, None, None),
+            "retrained_head needs classifier='linear'": self.retrained_head and self.classifier != "linear",
+        })  # fmt: skip
+        for name, given in (("findings", self.findings), ("class_names", self.class_names)):
+            if given is not None:
+                one_for_each_class(name, given, self.classes, different=True)
         if self.findings is not None:
-            one_for_each_class("findings", self.findings, self.classes, different=True)
-            if (self.num_classes, self.class_names, self.class_groups) != (None, None, None):
-                raise ValueError(
-                    "findings name themselves and have no groups; take num_classes, class_names and class_groups out"
-                )
             vars(self).update(has_classes=False, primary_metric="auc")
-        if self.class_names is not None:
-            one_for_each_class("class_names", self.class_names, self.classes, different=True)
         self.check_groups(self.class_groups or {})
-        if self.retrained_head and self.classifier != "linear":
-            raise ValueError("retrained_head needs classifier='linear'")
 
     def check_sides(self, name: str, sides: Sequence[int]) -> None:
         """Raise ``ValueError`` for a side of the inputs (``name``: their setting) that the network cannot take."""
@@ -268,29 +268,27 @@ class ClassTask(MeasuresClasses, ImageTask):
         named = datalist.class_names
         if self.findings is not None:
             strange, file = sorted({*(named or ())}.difference(self.findings)), f"'{datalist.file}'"
-            if problem := checks.first_of({
+            findings = f"site '{site}': the task has the findings {', '.join(self.findings)}"
+            checks.refuse({
                 f"{file} has no 'class_names'; it must name the finding of each place in its labels": named is None,
                 f"not among them: {', '.join(strange)} of {file}. Name all in findings of the task, or correct the "
                 "datalist": strange != [],
                 "findings have names and no numbers; take 'class_numbers' out of the site's fairflare.json":
                     settings.class_numbers is not None,
-            }):  # fmt: skip
-                findings = f"the task has the findings {', '.join(self.findings)}"
-                raise DataError(
-                    f"site '{site}': {findings}; {problem}",
-                    f"site '{site}': {findings}, and its datalist or its file has others",
-                )
+            }, lambda problem: DataError(
+                f"{findings}; {problem}", f"{findings}, and its datalist or its file has others"
+            ))  # fmt: skip
             return
         with setting_of(site, "classes"):
             checks.whole(
                 "the number of classes", 2 if settings.classes in (None, "all") else len(settings.classes), low=2
             )
         if named is not None and settings.class_numbers is None and len(named) != self.classes:
-            findings = f"the datalist names {len(named)} classes, the job has num_classes={self.classes}"
-            findings = (
-                f"site '{site}': {findings}; set num_classes={len(named)} of the task, or correct 'class_names' in"
+            problem = (
+                f"site '{site}': the datalist names {len(named)} classes, the job has num_classes={self.classes}; set "
+                f"num_classes={len(named)} of the task, or correct 'class_names' in"
             )
-            raise DataError(f"{findings} '{datalist.file}'", f"{findings} the datalist")
+            raise DataError(f"{problem} '{datalist.file}'", f"{problem} the datalist")
         try:
             # Groups in a site's own numbers are not used (LabelledImages), so they need not fit the task's groups.
             self.check_groups((settings.class_numbers is None and datalist.class_groups) or {})
@@ -372,16 +370,15 @@ class LabelledImages(FolderImages):
         silent = {*range(len(wanted))}.difference(self.task.annotated or range(len(wanted)))
         odd = [wanted[k] for k in silent if values[k] == 1]
         findings = [-1 if k in silent else value for k, value in enumerate(values)]
-        if problem := checks.first_of({
+        checks.refuse({
             "has a label for each of several findings, and the task has none; set findings of the task": not wanted,
             f"must have a label with 1, 0 or null for each of the {len(names)} findings, got {label!r:.80}": not named,
             f"has {', '.join(odd)}, which 'classes' in the site's fairflare.json leaves out; add it there": odd != [],
             "has no known finding; take it out of the datalist": max(findings, default=-1) < 0,
-        }):  # fmt: skip
-            raise DataError(
-                f"site '{self.site}': image '{sample.image}' of split '{split}' {problem}",
-                f"site '{self.site}': an image of split '{split}' has no label that fits the task's findings",
-            )
+        }, lambda problem: DataError(
+            f"site '{self.site}': image '{sample.image}' of split '{split}' {problem}",
+            f"site '{self.site}': an image of split '{split}' has no label that fits the task's findings",
+        ))  # fmt: skip
         return tuple(findings)
 
     def enough(self, least: int) -> SiteData:

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from fairflare.base import checks
 from fairflare.base.aspect import SITE_KEYS
-from fairflare.base.checks import first_of
+from fairflare.base.checks import refuse
 from fairflare.base.settings import Flag, NonNegativeInt, PositiveInt, Text, field_names, settings
 from fairflare.data.datalist import DataError, Datalist
 from fairflare.data.decoded import DECODED_BYTES, DecodedVolumes
@@ -71,19 +71,21 @@ class SiteSettings(FolderSettings):
     channels: list[Text] | None = None
 
     def __post_init__(self) -> None:
-        for folder in self.linked_roots:
-            if not Path(folder).expanduser().is_absolute():
-                raise ValueError(f"linked_roots must be absolute paths of folders, got {folder!r}")
-        if self.decoded_folder is not None and not Path(self.decoded_folder).expanduser().is_absolute():
-            raise ValueError(f"decoded_folder must be the absolute path of a folder, got {self.decoded_folder!r}")
+        given = dict.fromkeys(self.linked_roots, "linked_roots must be absolute paths of folders")
+        if self.decoded_folder is not None:
+            given[self.decoded_folder] = "decoded_folder must be the absolute path of a folder"
+        checks.refuse({
+            f"{problem}, got {folder!r}": not Path(folder).expanduser().is_absolute()
+            for folder, problem in given.items()
+        })  # fmt: skip
 
     def memory(self) -> dict[str, Any]:
         """Return the arguments of :class:`FolderImages` about memory, threads and the cache of decoded volumes."""
-        decoded = None
-        if self.decoded_folder is not None and self.decoded_bytes:
-            decoded = DecodedVolumes(Path(self.decoded_folder).expanduser(), self.decoded_bytes)
-        same = ("cache_bytes", "num_workers", "max_image_bytes")
-        return {"kept": decoded, **{name: getattr(self, name) for name in same}}
+        folder, size = self.decoded_folder, self.decoded_bytes
+        return {
+            "kept": DecodedVolumes(Path(folder).expanduser(), size) if folder is not None and size else None,
+            **{name: getattr(self, name) for name in ("cache_bytes", "num_workers", "max_image_bytes")},
+        }
 
     def places_of(self, run: Sequence[str], site: str, datalist: Datalist) -> tuple[int, ...]:
         """Return, for each image of a case at a site, its channel of the network's input; -1: the run has no such one.
@@ -97,7 +99,7 @@ class SiteSettings(FolderSettings):
         """
         there = list(datalist.channels or self.channels or ())
         used = list(run) if self.channels is None else self.channels
-        if problem := first_of({
+        refuse({
             f"the cases have the images {json.dumps(there)}; give the run channels={json.dumps(there)}, in the order "
             "of the network's input": not run and len(there) > 1,
             f"'channels' of the site's fairflare.json is {json.dumps(used)}, and the run has {json.dumps(run)}; name "
@@ -105,13 +107,12 @@ class SiteSettings(FolderSettings):
             f"the run has the channels {json.dumps(run)}, the datalist {json.dumps(there)}; correct 'channels' of the "
             "datalist, or say in the site's fairflare.json which the cases have: "
             f'"channels": {json.dumps([name for name in there if name in run])}': bool(run) and not {*used} <= {*there},
-        }):  # fmt: skip
-            public = (
-                f"its cases do not have the run's channels ({', '.join(run) or 'one image'}): correct the datalist; "
-                f'or, where they lack some, write "channels": {json.dumps([c for c in run if c in there])} into its '
-                "fairflare.json"
-            )
-            raise DataError(f"site '{site}': {problem}", f"site '{site}': {public}")
+        }, lambda problem: DataError(
+            f"site '{site}': {problem}",
+            f"site '{site}': its cases do not have the run's channels ({', '.join(run) or 'one image'}): correct the "
+            f'datalist; or, where they lack some, write "channels": {json.dumps([c for c in run if c in there])} into '
+            "its fairflare.json",
+        ))  # fmt: skip
         return tuple(run.index(name) if name in used else -1 for name in there) if run else (0,)
 
 
@@ -145,16 +146,15 @@ def check_keys(kind: type[FolderSettings], site: str, given: Mapping[str, Any]) 
         DataError: a key is unknown; the message names it and the nearest known key.
     """
     known = tuple(dict.fromkeys((*field_names(kind), *OTHER_KEYS)))
-    for key in given:
-        if key not in known:
-            hint, near = checks.unknown(key, known, "docs/data.md has all"), checks.nearest(key, known)
-            raise DataError(
-                f"site '{site}': unknown key '{key}' in the site's fairflare.json{hint}",
-                # A key near a known one is a typing mistake and may be named; any other key may be private to the site.
-                f"site '{site}': unknown key {f'{key:.60}'!r} in the site file{near}"
-                if near
-                else f"site '{site}': unknown key in the site file",
-            )
+    for key in (key for key in given if key not in known):
+        hint, near = checks.unknown(key, known, "docs/data.md has all"), checks.nearest(key, known)
+        raise DataError(
+            f"site '{site}': unknown key '{key}' in the site's fairflare.json{hint}",
+            # A key near a known one is a typing mistake and may be named; any other key may be private to the site.
+            f"site '{site}': unknown key {f'{key:.60}'!r} in the site file{near}"
+            if near
+            else f"site '{site}': unknown key in the site file",
+        )
 
 
 @contextmanager
@@ -196,9 +196,9 @@ def _refuse_half_settings(site: str, given: Mapping[str, Any], settings: FolderS
     if with_data:
         near = checks.nearest(site, with_data, most=1)
         lacks = f"no 'data_root' in the block of '{site}'" if site in blocks else f"no block for '{site}'"
-        others = ", ".join(repr(name) for name in sorted(with_data))
         raise DataError(
-            f"site '{site}': the site's fairflare.json gives data to the sites {others}, but has {lacks}{near or '.'} "
-            "Write it under 'sites', or run the job with these site names",
+            f"site '{site}': the site's fairflare.json gives data to the sites "
+            f"{', '.join(map(repr, sorted(with_data)))}, but has {lacks}{near or '.'} Write it under 'sites', or run "
+            "the job with these site names",
             f"site '{site}': the site file names data for other sites, but not for this one{near}",
         )

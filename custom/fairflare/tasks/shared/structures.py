@@ -139,10 +139,13 @@ class StructureTask(ImageTask):
         if self.class_names is not None:
             one_for_each_class("class_names", self.class_names, self.num_classes, different=True)
         self.check_coding(self.structures, self.mask_values)
-        if self.ignore is not None and self.ignore in set().union(*self.structures):
-            raise ValueError(f"ignore must be a label of no structure, got {self.ignore}: labels are {self.structures}")
-        if self.ignore is not None and self.mask_values is not None and self.ignore not in self.mask_values.values():
-            raise ValueError(f"mask_values gives no value to ignore={self.ignore}, got {dict(self.mask_values)}")
+        coding = dict(self.mask_values or {})
+        checks.refuse({
+            f"ignore must be a label of no structure, got {self.ignore}: labels are {self.structures}":
+                self.ignore in set().union(*self.structures),
+            f"mask_values gives no value to ignore={self.ignore}, got {coding}":
+                self.ignore is not None and self.mask_values is not None and self.ignore not in coding.values(),
+        })  # fmt: skip
         if self.network != "unet":
             from fairflare.tasks.encoders import check_segmenter
 
@@ -270,20 +273,16 @@ class StructureTask(ImageTask):
         if self.num_classes > 1:
             own = np.average([of_structures for _, of_structures in losses], axis=0, weights=counts)
             result |= {f"loss_{name}": float(value) for name, value in zip(names, own, strict=True)}
-        # Fixed patches of a whole volume count together: alone, each without a structure would count 1.
-        for name, dice in (
-            ("dice", scores.images),
-            ("volume_dice" if self.spatial_dims == 2 else "dice", scores.volumes),
-        ):
-            if dice is not None:
-                result[name] = float(dice.mean())
-            if dice is not None and self.num_classes > 1:
-                by_name = zip(names, dice.mean(0), strict=True)
-                result.update({f"{name}_{structure}": float(value) for structure, value in by_name})
-        for name, means in ({} if scores.more is None else scores.more.means()).items():
-            result[name] = float(means.mean())
+        tables: dict[str, Any] = {"dice": scores.images}
+        if scores.volumes is not None:
+            # Fixed patches of a whole volume count together: alone, each without a structure would count 1.
+            tables["volume_dice" if self.spatial_dims == 2 else "dice"] = scores.volumes
+        tables |= {name: means[None] for name, means in (scores.more.means() if scores.more else {}).items()}
+        for name, values in tables.items():
+            result[name] = float(values.mean())
             if self.num_classes > 1:
-                result |= {f"{name}_{of}": float(value) for of, value in zip(names, means, strict=True)}
+                by_name = zip(names, values.mean(0), strict=True)
+                result |= {f"{name}_{structure}": float(value) for structure, value in by_name}
         return result
 
     def outcomes(self, model: torch.nn.Module, data: SiteData, split: str, device: Device) -> Outcomes:
@@ -366,25 +365,20 @@ class StructureTask(ImageTask):
         """
         if mask_values is None:
             return
-        for structure in structures:
-            if not set(structure) & set(mask_values.values()):
-                raise ValueError(
-                    f"mask_values gives no value to the structure {structure}, got {dict(mask_values)}{remedy}"
-                )
-        lost = {
-            value: label
-            for value, label in mask_values.items()
-            if label not in {0, self.ignore}.union(*self.structures)
-        }
-        if lost:
-            more = (
-                f"learn it too (--set num_classes={max(lost.values())})" if self.labels is None else "add it to labels"
-            )
-            raise ValueError(
-                f"mask_values reads {', '.join(f'{value} as {label}' for value, label in lost.items())}, which is no "
-                f"structure of the task ({self.structures}); {more}, or read "
-                "it as background, 0"
-            )
+        known, labels = {0, self.ignore}.union(*self.structures), set(mask_values.values())
+        absent = [structure for structure in structures if labels.isdisjoint(structure)]
+        lost = {value: label for value, label in mask_values.items() if label not in known}
+        more = (
+            f"learn it too (--set num_classes={max(lost.values(), default=0)})"
+            if self.labels is None
+            else "add it to labels"
+        )
+        checks.refuse({
+            f"mask_values gives no value to the structure {next(iter(absent), None)}, got {dict(mask_values)}{remedy}":
+                absent,
+            f"mask_values reads {', '.join(f'{value} as {label}' for value, label in lost.items())}, which is no "
+            f"structure of the task ({self.structures}); {more}, or read it as background, 0": lost,
+        })  # fmt: skip
 
     def drawn_as(self, own: SegmentationSite) -> tuple[int, float]:
         """Return the seed of a site's synthetic cases, and the factor on their number."""

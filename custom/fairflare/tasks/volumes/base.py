@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
@@ -171,14 +172,7 @@ class FolderVolumes(VolumeData, FolderImages):
 
     def takes(self) -> int:
         """Return the memory that reading and preparing one volume of the site takes, at most."""
-        return reading_takes(
-            (
-                (sample.files, sample.label if isinstance(sample.label, Path) else None)
-                for samples in self.datalist.splits.values()
-                for sample in samples
-            ),
-            PREPARED,
-        )
+        return reading_takes(chain.from_iterable(self.datalist.splits.values()), PREPARED)
 
     @abstractmethod
     def prepare(self, split: str, sample: Sample) -> Arrays:
@@ -189,11 +183,13 @@ class FolderVolumes(VolumeData, FolderImages):
         with _TURNS[hash(sample) % len(_TURNS)]:
             if self._on_disk is None:
                 return self.in_memory(split, sample)
-            task, files = self.task, [*sample.files, *([sample.label] if isinstance(sample.label, Path) else [])]
-            how = [getattr(task, name, None) for name in AS_PREPARED]
-            how += [self.coding, task.annotated, self.reading.drawn_on, self.max_image_bytes, sample.spacing]
-            how += [self.reading.channels, self.reading.width]
-            return self._on_disk.arrays(repr(how), [*map(image_file, files)], partial(self.prepare, split, sample))
+            task, reading = self.task, self.reading
+            how = [
+                *(getattr(task, name, None) for name in AS_PREPARED), self.coding, task.annotated, reading.drawn_on,
+                self.max_image_bytes, sample.spacing, reading.channels, reading.width,
+            ]  # fmt: skip
+            files = [image_file(path) for path in (*sample.files, sample.mask) if path is not None]
+            return self._on_disk.arrays(repr(how), files, partial(self.prepare, split, sample))
 
     def _pixels(self, sample: Sample, split: str) -> str:
         # Without the job's settings: every job must find the same.
@@ -205,7 +201,7 @@ class FolderVolumes(VolumeData, FolderImages):
         """Read the volume of a sample, with its mask if it has one."""
         check_stop()
         return read_whole(
-            sample, masked=isinstance(sample.label, Path), site=self.site, split=split,
+            sample, masked=sample.mask is not None, site=self.site, split=split,
             max_bytes=self.max_image_bytes, how=how or self.reading,
         )  # fmt: skip
 

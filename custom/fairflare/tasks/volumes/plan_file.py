@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
+from fairflare.base.checks import refuse
 from fairflare.core.plans.document import AXES, CT, FULL
 
 Side = Annotated[int, Field(ge=1, le=2**12)]
@@ -100,22 +101,21 @@ def read_plan(document: Any) -> Plan:
     stages |= {len(network.n_conv_per_stage), len(network.n_conv_per_stage_decoder) + 1}
     divisors = [math.prod(along) for along in zip(*network.strides, strict=True)]
     forward = document.get("transpose_forward")
-    if len(stages) > 1 or min(stages) < 2:
-        raise ValueError(
-            "the plan's architecture must have as many features, kernels and strides as stages, at least 2"
-        )
-    if any(side % by for side, by in zip(full.patch_size, divisors, strict=True)):
-        raise ValueError(f"the plan's patch_size {list(full.patch_size)} must be divisible by {divisors}")
-    if not isinstance(forward, list) or sorted(map(str, forward)) != ["0", "1", "2"]:
-        raise ValueError(f"the plan's transpose_forward must be an order of 0, 1, 2, got {forward!r:.80}")
-    if len(full.use_mask_for_norm) != channels:
-        raise ValueError("the plan's use_mask_for_norm must have an entry for each channel")
-    figures = document.get("foreground_intensity_properties_per_channel")
-    of_ct = [number for number, scheme in enumerate(full.normalization_schemes) if scheme == CT]
+    refuse({
+        "the plan's architecture must have as many features, kernels and strides as stages, at least 2":
+            len(stages) > 1 or min(stages) < 2,
+        f"the plan's patch_size {list(full.patch_size)} must be divisible by {divisors}":
+            any(side % by for side, by in zip(full.patch_size, divisors, strict=False)),
+        f"the plan's transpose_forward must be an order of 0, 1, 2, got {forward!r:.80}":
+            not isinstance(forward, list) or sorted(map(str, forward)) != ["0", "1", "2"],
+        "the plan's use_mask_for_norm must have an entry for each channel": len(full.use_mask_for_norm) != channels,
+    })  # fmt: skip
     name = "foreground_intensity_properties_per_channel"
+    figures = document.get(name) or {}
+    of_ct = [number for number, scheme in enumerate(full.normalization_schemes) if scheme == CT]
     return Plan(
         full, "".join(AXES[axis] for axis in forward),
-        {number: _read(Foreground, (figures or {}).get(str(number)), f"{name}.{number}") for number in of_ct},
+        {number: _read(Foreground, figures.get(str(number)), f"{name}.{number}") for number in of_ct},
     )  # fmt: skip
 
 

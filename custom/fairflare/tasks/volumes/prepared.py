@@ -61,9 +61,8 @@ class Prepared:
         block = getattr(self, name)[touched]
         x, y, z, channels = block.shape[:4]
         lined = block.transpose(3, 0, 4, 1, 5, 2, 6).reshape(channels, x * BRICK, y * BRICK, z * BRICK)
-        inner = tuple(slice(a % BRICK, a % BRICK + n) for a, n in zip(start, size, strict=True))
-        part = (slice(None), *inner)
-        return torch.from_numpy(np.array(lined[part], order="C"))
+        inner = (slice(a % BRICK, a % BRICK + n) for a, n in zip(start, size, strict=True))
+        return torch.from_numpy(np.array(lined[(slice(None), *inner)], order="C"))
 
     def start(self, draws: Sequence[float], foreground: float, size: Sequence[int]) -> Place:
         """Return where a patch begins, by six numbers drawn evenly from [0, 1).
@@ -86,9 +85,8 @@ def bricks(volume: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return (channels, x, y, z) in bricks: (x / 16, y / 16, z / 16, channels, 16, 16, 16), zeros behind the ends."""
     lacking = [-side % BRICK for side in volume.shape[1:]]
     volume = np.pad(volume, [(0, 0), *((0, more) for more in lacking)]) if any(lacking) else volume
-    channels, *sides = volume.shape
-    x, y, z = (side // BRICK for side in sides)
-    return volume.reshape(channels, x, BRICK, y, BRICK, z, BRICK).transpose(1, 3, 5, 0, 2, 4, 6)
+    x, y, z = (side // BRICK for side in volume.shape[1:])
+    return volume.reshape(-1, x, BRICK, y, BRICK, z, BRICK).transpose(1, 3, 5, 0, 2, 4, 6)
 
 
 def prepared_parts(image: npt.NDArray[Any], label: npt.NDArray[Any], spacing: Sequence[float]) -> dict[str, Any]:

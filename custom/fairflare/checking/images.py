@@ -23,7 +23,7 @@ from scipy.ndimage import binary_erosion, find_objects
 from scipy.stats import fisher_exact
 
 from fairflare.base.cases.census import annotated_by_labels, contradictions, question, question_of_values, unexplained
-from fairflare.base.checks import few, gathered
+from fairflare.base.checks import few, gathered, true_texts
 from fairflare.base.machine.memory import counted, workers
 from fairflare.base.site_data import UNLABELLED
 from fairflare.base.task import SPLIT_GLOBAL
@@ -281,39 +281,14 @@ class _Looker:
             look.errors.append(error)
         try:
             data: Any = task.open_listed(site, self.own, replace(self.list, splits={split: (sample,)}))
-            look.mask_labels = data.mask_labels
             image, target = (one[0].numpy() for one in data.read(split, [0]))
             has = data.channels or ()
-            look.channels = described([data.task.channels[k] for k in has], image[[*has]])
+            channels = described([data.task.channels[k] for k in has], image[[*has]])
+            look = replace(look, mask_labels=data.mask_labels, channels=channels)
             if sample.label is None:
                 return look
-            picture, seen = _flat_pair(image, target)
-            structures = target.reshape(len(target) if target.ndim else 1, -1)  # -1: does not count
-            marked = (structures > 0).any(axis=1)
-            look.number = None if target.ndim else int(target)
-            look.labelled = np.flatnonzero(marked).tolist() if target.ndim else [int(target)]
-            look.open = np.flatnonzero(target < 0).tolist() if target.ndim == 1 else []
-            look.target = _hash(seen)
-            # Each combination of structures or findings gets a different number.
-            codes = np.tensordot(2.0 ** np.arange(len(target)), target > 0, 1) if target.ndim else target
-            if target.ndim > 1:
-                look.colours = {} if sample.mask is None else image_file(sample.mask).names()
-                look.odd = [EMPTY] if not marked.any() else [
-                    what for what, so in (
-                        (FULL, (structures != 0).any(axis=0).all()),
-                        (LINES, not any(binary_erosion(one > 0).any() for one in target)),
-                    ) if so
-                ]  # fmt: skip
-                look.shapes = shapes_of(seen)
-                look.features = [(features, number) for number, features in regions_of(seen).items()]
-                # The mask is described within the box without padding; there is no box if no pixel counts.
-                look.drawn = [
-                    drawn_of(shown(sample.image), image.mean(0)[box], codes[box])
-                    for box in find_objects((target >= 0).any(axis=0).view(np.int8))
-                ]
-            elif (target >= 0).all():
-                look.features = [(features_of(picture), int(codes))]
-            look.notes = notes_on(sample, getattr(data, "reading", PLAIN))
+            notes = notes_on(sample, getattr(data, "reading", PLAIN))
+            look = replace(look, **_look_at_label(sample, image, target), notes=notes)
             self._values.add(sample)
         except DataError as error:
             look.errors.append(error)
@@ -424,6 +399,37 @@ class _Looker:
 
     def say(self, text: str, grave: bool = True, about: str = "") -> None:
         self.problems.setdefault(text, Problem(self.list.site, text, grave, about))
+
+
+def _look_at_label(sample: Sample, image: npt.NDArray[Any], target: npt.NDArray[Any]) -> dict[str, Any]:
+    """Return what is checked of a class, of findings, or of a mask in structures, by the names of :class:`_Look`."""
+    picture, seen = _flat_pair(image, target)
+    structures = target.reshape(len(target) if target.ndim else 1, -1)  # -1: does not count
+    marked = (structures > 0).any(axis=1)
+    # Each combination of structures or findings gets a different number.
+    codes = np.tensordot(2.0 ** np.arange(len(target)), target > 0, 1) if target.ndim else target
+    facts: dict[str, Any] = {
+        "number": None if target.ndim else int(target),
+        "labelled": np.flatnonzero(marked).tolist() if target.ndim else [int(target)],
+        "open": np.flatnonzero(target < 0).tolist() if target.ndim == 1 else [],
+        "target": _hash(seen),
+    }
+    if target.ndim < 2:
+        return facts | {"features": [(features_of(picture), int(codes))] if (target >= 0).all() else []}
+    of_marked = {
+        FULL: (structures != 0).any(axis=0).all(), LINES: not any(binary_erosion(one > 0).any() for one in target)
+    }  # fmt: skip
+    return facts | {
+        "colours": {} if sample.mask is None else image_file(sample.mask).names(),
+        "odd": true_texts(of_marked) if marked.any() else [EMPTY],
+        "shapes": shapes_of(seen),
+        "features": [(features, number) for number, features in regions_of(seen).items()],
+        # The mask is described within the box without padding; there is no box if no pixel counts.
+        "drawn": [
+            drawn_of(shown(sample.image), image.mean(0)[box], codes[box])
+            for box in find_objects((target >= 0).any(axis=0).view(np.int8))
+        ],
+    }
 
 
 def _flat_pair(image: npt.NDArray[Any], target: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

@@ -65,8 +65,7 @@ class DecodedVolumes:
             make: function that makes the arrays, by name.
         """
         file = self._file(how, sources)
-        cached = _open(file)
-        if cached is None:
+        if (cached := _open(file)) is None:
             arrays = make()
             now = [image_file(source.path) for source in sources]
             if self._file(how, now) != file:  # a file was replaced while it was read: image and mask may not belong
@@ -78,8 +77,7 @@ class DecodedVolumes:
     def bounds(self, source: ImageFile, kind: str, measure: Callable[[], Bounds | None]) -> Bounds | None:
         """Return the intensity bounds of an image; they are measured once if the image is cached, else each time."""
         file = self._file("image", [source])
-        record = _record(file)
-        if record is None:
+        if (record := _record(file)) is None:
             return measure()
         if kind not in record["bounds"]:
             record["bounds"][kind] = measure()
@@ -151,8 +149,7 @@ def _write_record(file: Path, record: Mapping[str, Any]) -> None:
 
 def _open(file: Path) -> Arrays | None:
     """Return the arrays of a cached file, mapped into memory, or ``None`` if it cannot be used."""
-    record = _record(file)
-    if record is None:
+    if (record := _record(file)) is None:
         return None
     try:
         state = (file, file.stat().st_mtime_ns)

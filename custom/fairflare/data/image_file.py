@@ -385,8 +385,7 @@ class Dicom(ImageFile):
     def mask_facts(self) -> Facts:
         from fairflare.data import dicom_seg
 
-        file = dicom_seg.file_in(self.path)
-        if file is None:
+        if (file := dicom_seg.file_in(self.path)) is None:
             return self.facts()
         grid = dicom_seg.grid_of(file)
         return Facts(grid, grid.shape[2] if grid.statements else None)

@@ -49,8 +49,7 @@ def find_shared_groups(lists: Mapping[str, Sequence[str]]) -> tuple[str, list[st
     Args:
         lists: names of the images of each split (training, validation and test).
     """
-    pattern = suggested([name for names in lists.values() for name in names])
-    if pattern is None:
+    if (pattern := suggested([name for names in lists.values() for name in names])) is None:
         return None
     expression, groups = pattern
     splits = Counter(group for names in lists.values() for group in {groups[name] for name in names})

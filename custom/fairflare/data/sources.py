@@ -22,8 +22,7 @@ def source(kind: str) -> Any:
     Raises:
         DataError: no installed package offers this kind.
     """
-    points = [point for point in entry_points(group=SOURCES) if point.name == kind]
-    if not points:
+    if not (points := [point for point in entry_points(group=SOURCES) if point.name == kind]):
         text = f"the phantom {kind!r} is in the package fairflare_lab, which is not installed here; set 'data_root'"
         raise DataError(f"{text} to own images", text)
     return loaded(points[0])

@@ -84,8 +84,7 @@ def mask_name(name: str, volume: bool = False) -> str:
 
     The mask of any kind of picture is a PNG, that of a DICOM volume a ``.nii.gz`` file.
     """
-    ending = suffix_of(Path(name))
-    if ending not in (*VOLUMES, *ARRAYS):
+    if (ending := suffix_of(Path(name))) not in (*VOLUMES, *ARRAYS):
         ending = ".nii.gz" if volume else ".png"
     return f"{stem_of(name)}_mask{ending}"
 

@@ -48,8 +48,7 @@ def matching(setting: str, pattern: str, names: list[str], what: str) -> list[st
     Raises:
         ValueError: the pattern is found in no name; the message lists the names.
     """
-    matches = [name for name in names if re.search(pattern, name)]
-    if not matches:
+    if not (matches := [name for name in names if re.search(pattern, name)]):
         kinds = list(dict.fromkeys(re.sub(r"\d+", "N", name) for name in names))
         raise ValueError(
             f"{setting}={pattern!r} is found in no name of the network's {what}; there are (N: a number) "

@@ -214,8 +214,7 @@ class ImageTask(Intensities, Fitted, Task):
             structure.
         """
         key = KEYS[self.class_labels]
-        declared = getattr(settings, key, None)
-        if declared in (None, "all"):
+        if (declared := getattr(settings, key, None)) in (None, "all"):
             return None if declared is None else tuple(range(len(self.structures)))
         numbers = tuple(k for k, labels in enumerate(self.structures) if {*labels} <= {*declared})
         if strange := sorted({*declared}.difference(*(self.structures[k] for k in numbers))):
@@ -364,10 +363,10 @@ class ImageTask(Intensities, Fitted, Task):
     def check_phantom_fits(self, site: str, what: str, has: str, fits: bool) -> None:
         """Raise ``DataError`` if the synthetic data have another number of classes than the task."""
         if not fits:
-            channels = f" and channels={list(self.channels)}" if self.channels else ""
             raise DataError(
                 f"site '{site}': no 'data_root' in the site's fairflare.json, and the synthetic {what} has {has} where "
-                f"the task has num_classes={self.num_classes}{channels}; set 'data_root'",
+                f"the task has num_classes={self.num_classes}"
+                f"{f' and channels={list(self.channels)}' if self.channels else ''}; set 'data_root'",
                 f"site '{site}': no data folder is set, and the synthetic data do not fit the task",
             )
 

@@ -275,14 +275,11 @@ def load_encoder(model: Classifier, path: Path) -> str:
     found = match_names(read_checkpoint(path))
     encoder = {name: tensor for name, tensor in found.items() if not name.startswith(HEADS)}
     load_fitting(model.encoder, encoder, f"checkpoint {path} does not fit the network")
-    for head in ("head", "fc", "classifier", "class_layers.out"):
-        weight, bias = found.get(f"{head}.weight"), found.get(f"{head}.bias")
-        if weight is None or bias is None or not isinstance(model.head, nn.Linear):
-            continue
-        if weight.shape == model.head.weight.shape and bias.shape == model.head.bias.shape:
-            for classifier in (model.head, model.retrained):
-                if classifier is not None:
-                    classifier.load_state_dict({"weight": weight, "bias": bias})
+    for head in ("head", "fc", "classifier", "class_layers.out") if isinstance(model.head, nn.Linear) else ():
+        given = {kind: found[f"{head}.{kind}"] for kind in ("weight", "bias") if f"{head}.{kind}" in found}
+        if not mismatch(model.head.state_dict(), given):
+            for classifier in filter(None, (model.head, model.retrained)):
+                classifier.load_state_dict(given)
             more = " (and projector)" if _load_projector(model, found) else ""
             return f"initial weights of encoder and head{more} from {path.name}"
     return f"initial weights of the encoder from {path.name}; the head is random"

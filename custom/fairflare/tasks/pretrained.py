@@ -55,8 +55,7 @@ def load_partial(model: nn.Module, path: Path, keys: Mapping[str, str]) -> str:
     fitting: dict[str, torch.Tensor] = {}
     misfits: list[str] = []
     for name, tensor in tensors.items():
-        place = _place(name, names)
-        if place is None:
+        if (place := _place(name, names)) is None:
             misfits.append(f"{name} {tuple(tensor.shape)}")
         elif state[names[place]].shape != tensor.shape:
             misfits.append(f"{name} {tuple(tensor.shape)} (here {tuple(state[names[place]].shape)})")
@@ -111,8 +110,7 @@ def _positions(
     given = tensors.get(POSITIONS)
     if given is None or given.ndim != 3 or given.shape[2] != positions.shape[2] or given.shape == positions.shape:
         return tensors
-    side = _side(given.shape[1], len(grid))
-    if not side:
+    if not (side := _side(given.shape[1], len(grid))):
         raise ValueError(
             f"checkpoint {path}: its {given.shape[1]} position embeddings are no square or cubic grid, here it is "
             f"{tuple(grid)}; choose image_size and patch_size of its training"

@@ -101,8 +101,7 @@ class Structured:
         binary = self.coding is None and {*coding} == {0, 1}
         if binary and 255 in values and 1 not in values:
             coding = {0: 0, 255: 1}
-        strange = [value for value in values if value not in coding]
-        if strange:
+        if strange := [value for value in values if value not in coding]:
             more, known = max(strange), [[label] for label in range(1, len(self.labels) + 1)]
             further = self.coding is None and [list(group) for group in self.labels] == known and more <= MOST_FURTHER
             lossy = "; JPEG changes values, use PNG for masks" if file.lower().endswith((".jpg", ".jpeg")) else ""

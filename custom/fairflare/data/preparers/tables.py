@@ -191,8 +191,7 @@ class Images:
             DataError: some images do not exist; the message gives their number and names some.
         """
         paths = [self.find(name) for name in names]
-        missing = [name for name, path in zip(names, paths, strict=True) if path is None]
-        if missing:
+        if missing := [name for name, path in zip(names, paths, strict=True) if path is None]:
             unread = self.contents.passed_over()
             raise DataError(
                 f"'{self.folder}': {len(missing)} of {len(names)} images that '{named_by}' names are not there: "

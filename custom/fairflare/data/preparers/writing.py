@@ -340,8 +340,7 @@ class _Result:
 def _different(site: str, items: Iterable[Item]) -> Iterator[Item]:
     used: dict[str, Item] = {}
     for item in items:
-        before = used.setdefault(item.name.lower(), item)
-        if before is not item:
+        if (before := used.setdefault(item.name.lower(), item)) is not item:
             files = " and ".join(f"'{one.image}'" for one in (before, item) if isinstance(one.image, Path))
             raise DataError(
                 f"site '{site}': two images are called '{item.name}'{f' ({files})' if files else ''}; give them names "

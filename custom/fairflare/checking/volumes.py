@@ -14,8 +14,8 @@ from scipy.ndimage import binary_erosion, find_objects
 from fairflare.core.statistics.channels import described
 from fairflare.core.statistics.label_maps import regions_of, shape_of
 from fairflare.data.datalist import Sample
-from fairflare.data.intensity import between, counts_of, slabs
-from fairflare.data.kinds import drawn_of, shown
+from fairflare.data.intensity import between, counts_of
+from fairflare.data.kinds import drawn_of, hash_values, shown
 from fairflare.data.orientation import oriented
 from fairflare.data.whole_volumes import check_scale, open_volume
 
@@ -94,8 +94,5 @@ def _has_inner(mask: npt.NDArray[Any], values: list[int]) -> bool:
 
 def _content(values: npt.NDArray[Any]) -> str | None:
     """Return a checksum of a volume, the same for a copy of another type or scale; ``None`` if it is constant."""
-    low, high = np.nanmin(values), np.nanmax(values)
-    digest = hashlib.sha256(repr(values.shape).encode())
-    for slab in slabs(values):
-        digest.update(between(slab.T, (float(low), float(high))).tobytes())
-    return None if low == high else digest.hexdigest()
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    return None if low == high else hash_values(values, lambda slab: between(slab, (low, high)))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.base.checks import true_texts
+from fairflare.base.checks import refuse, true_texts
 from fairflare.base.own_errors import is_of_machine, reading_as
 
 PALETTE, INVERTED = "PALETTE COLOR", "MONOCHROME1"
@@ -111,15 +111,15 @@ def stored_values(dataset: Any) -> npt.NDArray[Any]:
             f"its pixels are stored as {syntax.name!r}, which is not known here; convert the file"
         ) from None
     remedy = f"`pip install {DECODERS[syntax]}`" if syntax in DECODERS else "store the file uncompressed"
-    if not decoder.is_available:
-        raise ValueError(
-            f"its pixels are compressed as {syntax.name!r}, and no package that reads this is installed: {remedy}"
-        )
     bits, allocated = int(dataset.get("BitsStored") or dataset.BitsAllocated), int(dataset.BitsAllocated)
     above = allocated - 1 - int(dataset.get("HighBit", bits - 1))
     moved = above != allocated - bits and "PixelData" in dataset and allocated > 1
-    if moved and ((syntax.is_encapsulated and syntax != RLE) or not 0 <= above <= allocated - bits):
-        raise ValueError(f"its header is damaged: HighBit is {dataset.HighBit}, with {bits} bits stored")
+    refuse({
+        f"its pixels are compressed as {syntax.name!r}, and no package that reads this is installed: {remedy}":
+            not decoder.is_available,
+        f"its header is damaged: HighBit is {dataset.get('HighBit')}, with {bits} bits stored":
+            moved and ((syntax.is_encapsulated and syntax != RLE) or not 0 <= above <= allocated - bits),
+    })  # fmt: skip
     try:
         values: npt.NDArray[Any] = pixel_array(dataset, **({"correct_unused_bits": False} if moved else {}))
     except Exception as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import permutations, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -199,17 +199,18 @@ def drawn_of(file: str, image: npt.NDArray[Any], labels: npt.NDArray[Any]) -> Dr
             and (parts[part] == number).mean() > BOX
         )
     return Drawn(
-        file, _digest(image), _digest(labels), seen, labels[places].astype(np.int32), float(step / spread), whole / area
-    )
+        file, hash_values(image), hash_values(labels), seen, labels[places].astype(np.int32), float(step / spread),
+        whole / area,
+    )  # fmt: skip
 
 
-def _digest(values: npt.NDArray[Any]) -> str:
-    """Return a checksum of an array's values, which is the same however they lie in memory."""
+def hash_values(values: npt.NDArray[Any], change: Callable[[Any], npt.NDArray[Any]] = lambda slab: slab) -> str:
+    """Return a checksum of an array's values, perhaps changed, which is the same however they lie in memory."""
     from fairflare.data.intensity import slabs
 
     digest = hashlib.sha256(str(values.shape).encode())
     for slab in slabs(values):
-        digest.update(slab.T.tobytes())
+        digest.update(change(slab.T).tobytes())
     return digest.hexdigest()
 
 

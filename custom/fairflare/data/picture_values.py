@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fairflare.base.checks import refuse
 from fairflare.base.own_errors import reading_as
 
 if TYPE_CHECKING:
@@ -90,12 +91,11 @@ def is_reduced(picture: Image.Image) -> bool:
 def check_opaque(clear: npt.NDArray[Any], array: npt.NDArray[Any], is_mask: bool) -> None:
     """Raise ``ValueError`` if a picture has transparent pixels; ``clear`` is 0 where a pixel is opaque."""
     share = float((clear != 0).mean())
-    if share and is_mask and (array == array[:1, :1]).all():
-        raise ValueError(
-            "its labels are in its transparency, all colours are alike; save that channel as a grey picture"
-        )
-    if share:
-        raise ValueError(f"{100 * share:.3g} % of its pixels are transparent; save it without transparency")
+    refuse({
+        "its labels are in its transparency, all colours are alike; save that channel as a grey picture":
+            share and is_mask and (array == array[:1, :1]).all(),
+        f"{100 * share:.3g} % of its pixels are transparent; save it without transparency": share,
+    })  # fmt: skip
 
 
 def check_mask(picture: Image.Image, array: npt.NDArray[Any], reduced: bool) -> None:

@@ -504,10 +504,11 @@ def _decode(file: ImageFile, is_mask: bool, limit: int, decoded: DecodedVolumes 
     if decoded is None or not file.may_be_volume or (_facts(file, is_mask).slices or 1) == 1:
         return file.decode(is_mask=is_mask, limit=limit)
 
-    def slices_first() -> dict[str, npt.NDArray[Any]]:  # so that the values of a slice lie together on disk
-        return {"array": np.moveaxis(file.decode(is_mask=is_mask, limit=limit), 2, 0)}
-
-    array = decoded.arrays("mask" if is_mask else "image", [file], slices_first)["array"]
+    array = decoded.arrays(
+        "mask" if is_mask else "image", [file],
+        # Slices first, so that the values of a slice lie together on disk.
+        lambda: {"array": np.moveaxis(file.decode(is_mask=is_mask, limit=limit), 2, 0)},
+    )["array"]  # fmt: skip
     if array.nbytes > limit:  # the array was cached on disk under a higher limit
         raise TooLarge(array.nbytes)
     return np.moveaxis(array, 0, 2)

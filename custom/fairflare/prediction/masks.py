@@ -100,8 +100,8 @@ def probability_file(mask: Path, part: int) -> Path:
     ``case_mask.nii.gz`` -> ``case_probability_1.nii.gz`` for the first structure; beside a PNG a ``.npy``.
     """
     ending = suffix_of(mask)
-    kind = ending if ending in (*VOLUMES, *ARRAYS) else ".npy"
-    return mask.with_name(f"{mask.name[: -len('_mask' + ending)]}_probability_{part + 1}{kind}")
+    stem = mask.name[: -len(f"_mask{ending}")]
+    return mask.with_name(f"{stem}_probability_{part + 1}{ending if ending in (*VOLUMES, *ARRAYS) else '.npy'}")
 
 
 def write_probabilities(mask: Path, probabilities: npt.NDArray[Any], image: Path, turn: Turn | None = None) -> None:

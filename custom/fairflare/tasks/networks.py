@@ -280,8 +280,8 @@ def load_encoder(model: Classifier, path: Path) -> str:
         if not mismatch(model.head.state_dict(), given):
             for classifier in filter(None, (model.head, model.retrained)):
                 classifier.load_state_dict(given)
-            more = " (and projector)" if _load_projector(model, found) else ""
-            return f"initial weights of encoder and head{more} from {path.name}"
+            projector = " (and projector)" * _load_projector(model, found)
+            return f"initial weights of encoder and head{projector} from {path.name}"
     return f"initial weights of the encoder from {path.name}; the head is random"
 
 

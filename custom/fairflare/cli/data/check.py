@@ -172,7 +172,7 @@ def _describe_kind(problems: Sequence[tuple[str, str]]) -> str:
 
 def _print_counts(report: Any, names: Sequence[str] | None) -> None:
     sizes = [f"{'x'.join(map(str, (size[1], size[0], *size[2:])))}: {n}" for size, n in report.sizes.most_common()]
-    more = f" and {len(sizes) - 3} more sizes" if len(sizes) > 3 else ""
+    more = f" and {len(sizes) - 3} more sizes" * (len(sizes) > 3)
     deep = " x slices" * any(len(size) == 3 for size in report.sizes)
     _tell(f"{report.site}: width x height{deep} {', '.join(sizes[:3]) or '-'}{more}")
     for split, counts in report.counts.items():

@@ -152,8 +152,8 @@ def packages() -> Iterator[KitFinding]:
     """Yield findings on the versions of Python and of the packages that FairFlare needs."""
     from packaging.requirements import Requirement
 
-    number = ".".join(map(str, sys.version_info[:3]))
-    yield _version("python", number, (3, 10) <= sys.version_info[:2] <= (3, 14), "3.10 to 3.14 are supported")
+    fits = (3, 10) <= sys.version_info[:2] <= (3, 14)
+    yield _version("python", ".".join(map(str, sys.version_info[:3])), fits, "3.10 to 3.14 are supported")
     yield KitFinding("fairflare", "ok", version("fairflare"))
     for text in requires("fairflare") or []:
         wanted = Requirement(text)

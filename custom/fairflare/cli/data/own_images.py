@@ -226,8 +226,11 @@ def in_words(
     height, width = task["image_size"]
     rounds = f"; {counted(plan.run.num_rounds, 'round')}" if plan.run.num_rounds else ""
     text = f"{shown} {kinds} images are read as {width}x{height} {KINDS[task['in_channels'] == 3]}{rounds}"
-    more_words = "--paper has the paper's settings, or give --rounds and --set 'image_size=[HEIGHT, WIDTH]'"
-    return f"{text}: a trial; {more_words}" if trial else text
+    return (
+        f"{text}: a trial; --paper has the paper's settings, or give --rounds and --set 'image_size=[HEIGHT, WIDTH]'"
+        if trial
+        else text
+    )
 
 
 def _coloured(image: npt.NDArray[np.float32]) -> bool:

@@ -34,6 +34,8 @@ def onto(grid: Grid, channel: Grid, values: npt.NDArray[Any], box: Box | None = 
         Misfit: a file does not say where it lies, the two lie in different frames of reference, or the channel covers
             less than 90 % of the box.
     """
+    from scipy.ndimage import affine_transform
+
     fitting = fit(grid, channel)
     if isinstance(fitting, Fit):
         return fitting.bring(values)
@@ -46,7 +48,9 @@ def onto(grid: Grid, channel: Grid, values: npt.NDArray[Any], box: Box | None = 
         inside = (step @ places)[:3].T
         covered = float(((inside >= -0.5) & (inside <= np.array(channel.shape) - 0.5)).all(1).mean())
         if covered >= OVERLAP:
-            return _resampled(values, step, grid.shape)
+            return np.asarray(affine_transform(
+                values, step[:3, :3], step[:3, 3], grid.shape, np.float32, order=1, mode="constant"
+            ))  # fmt: skip
         seen, wanted = _box(channel.affine, [slice(0, length) for length in channel.shape]), _box(grid.affine, sides)
         where = f"; it lies at {seen} mm and covers {covered:.0%} of the label's box, {wanted} mm"
     raise Misfit(
@@ -55,16 +59,6 @@ def onto(grid: Grid, channel: Grid, values: npt.NDArray[Any], box: Box | None = 
         "Channels of a case are images of one examination that say where they lie; take the file of this case, or "
         "register the images first",
     )
-
-
-def _resampled(values: npt.NDArray[Any], step: Affine, shape: tuple[int, int, int]) -> npt.NDArray[np.float32]:
-    """Interpolate values linearly at each voxel of a grid; ``step`` leads from its voxels to those of the values."""
-    from scipy.ndimage import affine_transform
-
-    resampled: npt.NDArray[np.float32] = affine_transform(
-        values, step[:3, :3], step[:3, 3], shape, np.float32, order=1, mode="constant"
-    )
-    return resampled
 
 
 def _box(affine: Affine, sides: Any) -> str:

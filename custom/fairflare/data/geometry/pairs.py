@@ -136,7 +136,7 @@ def fit(image: Grid, mask: Grid, drawn_on: str | None = None, orientation: str =
     upright = Fit(PLAIN, note=note)
     if (image.tag is None) == (mask.tag is None) or (image.tag or mask.tag) == 1:
         return _pixel_on_pixel(image, mask, upright)
-    stored = Fit(_compose(back(tag_turn(mask.tag)), tag_turn(image.tag)))
+    stored = Fit(_compose(np.asarray(back(tag_turn(mask.tag))), tag_turn(image.tag)))
     one, other, tag = ("picture", "mask", image.tag) if mask.tag is None else ("mask", "picture", mask.tag)
     misfit = Misfit(
         "only one of image and mask says that it is turned",
@@ -220,8 +220,10 @@ def _fit_affines(image: Grid, mask: Grid) -> Fit | Misfit:
     if not fitting:
         return (None if mask.of or image.of == "frames" else _lost_geometry(image, mask)) or _named(image, mask)
     if len({each.turn.tobytes() for each, _ in fitting}) > 1:
-        ways = ", or ".join(names for _, names in fitting)
-        return Misfit(TWO_FORMS, f"it lies on the image in two ways, by image's and mask's {ways}", ASK)
+        return Misfit(
+            TWO_FORMS, "it lies on the image in two ways, by image's and mask's "
+            f"{', or '.join(names for _, names in fitting)}", ASK,
+        )  # fmt: skip
     return fitting[0][0]
 
 
@@ -367,8 +369,8 @@ def _half_said(image: Grid, mask: Grid, drawn_on: str | None, orientation: str) 
     shown = turn_of(affine, orientation if known is image else "canonical", 1)
     affine_of_image = affine if known is image else None
     if slices == 1 and np.array_equal(PLAIN if shown is None else shown, PLAIN):
-        note = f"pixel on pixel, since the {other} says nothing of how it lies"
-        return _pixel_on_pixel(image, mask, Fit(PLAIN, affine_of_image, note))
+        alike = Fit(PLAIN, affine_of_image, f"pixel on pixel, since the {other} says nothing of how it lies")
+        return _pixel_on_pixel(image, mask, alike)
     turn = turn_of(affine, "canonical", slices)
     upright = PLAIN if turn is None else np.asarray(back(turn)) if known is image else turn
     misfit = Misfit(
@@ -411,8 +413,6 @@ def _pixel_on_pixel(image: Grid, mask: Grid, fitting: Fit) -> Fit | Misfit:
     )
 
 
-def _compose(first: Turn | None, second: Turn) -> Turn:
+def _compose(first: Turn, second: Turn) -> Turn:
     """Return the rotation that has the effect of ``first`` followed by ``second``."""
-    if first is None:
-        return second
     return np.array([[second[int(axis), 0], flip * second[int(axis), 1]] for axis, flip in first])

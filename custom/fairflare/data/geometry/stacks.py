@@ -242,11 +242,10 @@ def _check_even(
             missing = sum(round(float(step) / usual) - 1 for step in steps[gaps])
             whole = np.abs(steps[gaps] / usual - np.round(steps[gaps] / usual)).max() <= 0.1
             lacks = f": {missing} {'slice is' if missing == 1 else 'slices are'} missing" if whole else ""
-            more = f", as in {len(gaps) - 1} more places" if len(gaps) > 1 else ""
             raise Misfit(
                 "slices are missing",
                 f"{steps[k]:.4g} mm lie between slices {k} and {k + 1} ({planes[k].name}, {planes[k + 1].name}), "
-                f"{usual:.4g} mm between the others{more}{lacks}",
+                f"{usual:.4g} mm between the others{f', as in {len(gaps) - 1} more places' * (len(gaps) > 1)}{lacks}",
                 WHOLE_SERIES,
             )
         off = np.flatnonzero(np.abs(steps - usual) > max(STEP * usual, rounding) + 1e-9)

@@ -156,10 +156,9 @@ def _apart(item: Item) -> Item:
     """
     if not item.site:
         return item
-    name = item.name if item.name.startswith(item.site) else f"{file_name(item.site)}_{item.name}"
     return replace(
         item,
-        name=name,
+        name=item.name if item.name.startswith(item.site) else f"{file_name(item.site)}_{item.name}",
         group=f"{item.site}/{item.group}",
         patient=item.patient and f"{item.site}/{item.patient}",
     )

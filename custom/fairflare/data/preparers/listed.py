@@ -78,7 +78,8 @@ def patient_of(text: str, group: str | None, site: str, image: Path, seed: int) 
     if group is None:
         file = dicom_of(image)
         return None if file is None else person_in_header(file, seed)
-    if (match := re.search(group, text)) is None:
+    match = re.search(group, text)
+    if match is None:
         where = f"site '{site}': " if site else ""
         raise DataError(
             f"{where}'{image}' does not match group '{group}', so its patient is not known; give the site an "

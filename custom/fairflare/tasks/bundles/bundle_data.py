@@ -145,14 +145,12 @@ class BundleData(PreparedData):
     def _preparing(self, sample: Sample, split: str) -> AbstractContextManager[None]:
         """Turn any error of the bundle's transforms, which are code, into one that names the image."""
         site = f"site '{self.datalist.site}'"
-        public = (
-            f"{site}: an image of split '{split}' cannot be prepared by the MONAI bundle's transforms; its log says why"
-        )
         return telling(
             f"{site}: image '{sample.image}' (label '{sample.label}') of split '{split}' cannot be prepared by the "
             "bundle's transforms",
-            partial(DataError, public=public),
-        )
+            partial(DataError, public=f"{site}: an image of split '{split}' cannot be prepared by the MONAI bundle's "
+                    "transforms; its log says why"),
+        )  # fmt: skip
 
 
 def takes_class_numbers(transforms: Compose, label_key: str) -> bool:

@@ -55,8 +55,10 @@ def train_once(task: MonaiBundleTask) -> str:
         task.loss(model.train()(inputs[:2]), targets[:2]).backward()
         if task.has_optimizer:
             task.make_optimizer([*model.parameters()]).step()
-    label = "the number of a class" if numbers else "a file"
-    return f"{' x '.join(map(str, size))}, {channels} channel(s), {label} as the label"
+    return (
+        f"{' x '.join(map(str, size))}, {channels} channel(s), {'the number of a class' if numbers else 'a file'} as "
+        "the label"
+    )
 
 
 def _written(folder: Path, channels: int, size: Sequence[int], spacing: float) -> tuple[str | list[str], str]:

@@ -175,10 +175,10 @@ class MaskMetrics:
         """
         measured = {name: one.measured for name, one in offered(sorted(self.wanted), self.dims, self.tolerance).items()}
         if mixed := len(set(self._known)) > 1:
-            left_out = ", ".join(name for name in self._values if measured[name])
             log.warning(
                 "%s left out: %d of %d images do not say their spacing, and mm are not mixed with pixels; say it for "
-                "all of them in the datalist, or for none", left_out, self._known.count(False), len(self._known),
+                "all of them in the datalist, or for none", ", ".join(name for name in self._values if measured[name]),
+                self._known.count(False), len(self._known),
             )  # fmt: skip
         return {
             f"{PIXEL * (measured[name] and not self._known[0])}{name}": np.mean(values, 0)

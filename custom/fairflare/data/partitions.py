@@ -209,9 +209,7 @@ def shard_partition(
     order = rng.permutation(len(classes))
     dominant = np.zeros((sites, len(classes)), bool)
     dominant[np.arange(sites), order[np.arange(sites) % len(classes)]] = True
-    others = np.clip(rng.normal(0.5, 1.0, (sites, len(classes))), 0, 1)
-    if mode == "complement":
-        others = others * (1 - eta)
+    others = np.clip(rng.normal(0.5, 1.0, (sites, len(classes))), 0, 1) * (1 - eta if mode == "complement" else 1)
     weights = np.where(dominant, eta, others)
     owner = np.empty(len(y), np.int64)
     sizes = np.zeros(sites, np.int64)

@@ -90,9 +90,9 @@ def adapt(predictor: Predictor, files: Sequence[Path]) -> Adapted:
                 if tensor.nbytes <= room:
                     held[one], room = tensor, room - tensor.nbytes
         except DataError as error:
-            unusable[file] = error.reason or str(error)
-            continue
-        pictures += inside
+            unusable[file] = error.reason
+        else:
+            pictures += inside
     if len(pictures) < LEAST:
         why = "".join(f"; {file}: {reason}" for file, reason in list(unusable.items())[:3])
         raise ValueError(

@@ -110,9 +110,8 @@ def _sample(case: Item) -> Sample:
 
 def _plain(error: Exception) -> str:
     """Return the reason why a file cannot be used, as text without site, split and names of Python objects."""
-    text = str(error) or type(error).__name__
-    if isinstance(error, DataError):
-        text = "its mask: " * text.startswith("site '': mask ") + error.reason
+    of_mask = "its mask: " * str(error).startswith("site '': mask ")
+    text = of_mask + error.reason if isinstance(error, DataError) else str(error) or type(error).__name__
     return text.removeprefix("site '': ").replace(" (split 'none')", "").replace(" of split 'none'", "")
 
 

@@ -57,10 +57,9 @@ class VolumeClassificationTask(VolumeSettings, ClassTask):
     def fitted(self, image: MetaTensor) -> MetaTensor:
         from monai.transforms import Resize, ResizeWithPadOrCrop
 
-        change: Any = ResizeWithPadOrCrop(self.volume_size)
         if self.spacing is None:
-            change = Resize(self.volume_size, mode="trilinear", anti_aliasing=False)
-        return cast("MetaTensor", change(image))
+            return cast("MetaTensor", Resize(self.volume_size, mode="trilinear", anti_aliasing=False)(image))
+        return cast("MetaTensor", ResizeWithPadOrCrop(self.volume_size)(image))
 
     def open_folder(self, site: str, settings: ClassSite, datalist: Datalist) -> SiteData:
         self.check_classes(site, settings, datalist)

@@ -554,7 +554,7 @@ def test_frames_of_reference_and_postures() -> None:
 
 def test_a_kind_is_one_line() -> None:
     gaps = [(f"'s{k}'", stack(axial([0, 2, 4, 12 + k, 14 + k]))) for k in range(5)]
-    lines = by_kind([*gaps, ("'m.nii' of 'a'", fit(SIX, moved([0, 0, 50])))])  # type: ignore[list-item]
+    lines = list(by_kind([*gaps, ("'m.nii' of 'a'", fit(SIX, moved([0, 0, 50])))]))  # type: ignore[list-item]
     assert len(lines) == 2
     assert lines[0].startswith("5 x slices are missing: 's0': 8 mm lie between slices 2 and 3")
     assert lines[0].count("mm lie between") == 3

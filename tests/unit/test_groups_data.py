@@ -146,8 +146,8 @@ def _iid() -> Any:
 )
 def test_two_spellings_of_one_name_are_named(names: tuple[str, ...], alike: list[str]) -> None:
     wanted = [f"{pair} may be one; write them alike" for pair in alike]
-    assert doubts_of({}, {}, names) == [f"classes: {text}" for text in wanted]
-    assert doubts_of({"a": Attribute("a", names)}, {}) == [f"attribute 'a': {text}" for text in wanted]
+    assert list(doubts_of({}, {}, names)) == [f"classes: {text}" for text in wanted]
+    assert list(doubts_of({"a": Attribute("a", names)}, {})) == [f"attribute 'a': {text}" for text in wanted]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_two_spellings_of_one_name_are_named(names: tuple[str, ...], alike: list
     ],
 )  # fmt: skip
 def test_numbers_that_mark_a_missing_value_are_named(values: list[float], odd: str) -> None:
-    told = doubts_of({"age": Attribute("age", bins=(40.0,))}, {"age": values})
+    told = list(doubts_of({"age": Attribute("age", bins=(40.0,))}, {"age": values}))
     assert told == (
         [f"attribute 'age': {odd} may mean that nothing is known; leave the value out there"] if odd else []
     )
@@ -167,11 +167,11 @@ def test_numbers_that_mark_a_missing_value_are_named(values: list[float], odd: s
 @pytest.mark.parametrize(("names", "mixed"), [("F M 1", True), ("1 2", False), ("T1 T2 4", False), ("no yes", False)])
 def test_numbers_beside_words_are_named(names: str, mixed: bool) -> None:
     line = f"classes: numbers beside words ({names.replace(' ', ', ')}); write what the numbers mean"
-    assert doubts_of({}, {}, names.split()) == [line] * mixed
+    assert list(doubts_of({}, {}, names.split())) == [line] * mixed
 
 
 def test_a_name_for_nothing_is_no_group() -> None:
-    told = doubts_of({"sex": Attribute("sex", ("F", "N/A", "?"))}, {}, ["none", "melanoma", "NaN"])
+    told = list(doubts_of({"sex": Attribute("sex", ("F", "N/A", "?"))}, {}, ["none", "melanoma", "NaN"]))
     assert told == [
         f"{of} may mean that nothing is known"
         for of in ("attribute 'sex': 'N/A'", "attribute 'sex': '?'", "classes: 'NaN'")

@@ -416,9 +416,8 @@ def _look_at_label(sample: Sample, image: npt.NDArray[Any], target: npt.NDArray[
     }
     if target.ndim < 2:
         return facts | {"features": [(features_of(picture), int(codes))] if (target >= 0).all() else []}
-    of_marked = {
-        FULL: (structures != 0).any(axis=0).all(), LINES: not any(binary_erosion(one > 0).any() for one in target)
-    }  # fmt: skip
+    lines = not any(binary_erosion(one > 0).any() for one in target)
+    of_marked = {FULL: (structures != 0).any(axis=0).all(), LINES: lines}
     return facts | {
         "colours": {} if sample.mask is None else image_file(sample.mask).names(),
         "odd": true_texts(of_marked) if marked.any() else [EMPTY],
@@ -455,9 +454,6 @@ def _groups(listed: Datalist) -> dict[str, dict[str, dict[str, int]]]:
         }
         for name, one in listed.attributes.items()
     }
-
-
-# ------------------------------------------------------------------------------------------------ checks across sites
 
 
 def _hash(*arrays: npt.NDArray[Any]) -> str:

@@ -105,10 +105,9 @@ def load_datalist(
             groups = checked.class_groups(content, names)
         else:
             labels = checked.mask_labels(content)
-    attributes, doubts = checked.attributes, doubts_of(checked.attributes, checked.numbers, names or ())
-    doubts += checked.unread_of(content)
+    doubts = (*doubts_of(checked.attributes, checked.numbers, names or ()), *checked.unread_of(content))
     return Datalist(
-        site, file, splits, names, groups, content.get("synthetic") is True, attributes, tuple(doubts), labels,
+        site, file, splits, names, groups, content.get("synthetic") is True, checked.attributes, doubts, labels,
         tuple(checked.channels),
     )  # fmt: skip
 

@@ -57,15 +57,14 @@ def grouped(problems: Iterable[tuple[str, P]]) -> list[list[tuple[str, P]]]:
     ).values()]  # fmt: skip
 
 
-def by_kind(problems: Iterable[tuple[str, str | Misfit]]) -> list[str]:
-    """Return a line for each kind of problem: number of files, the problem, three of the files, and a known remedy.
+def by_kind(problems: Iterable[tuple[str, str | Misfit]]) -> Iterator[str]:
+    """Yield a line for each kind of problem: number of files, the problem, three of the files, and a known remedy.
 
     Args:
         problems: name of each file, in quotes, and its problem.
     """
     from fairflare.data.geometry import Misfit
 
-    lines = []
     for alike in grouped(problems):
         what, between, remedy = str(alike[0][1]), ", ", ""
         files = [name for name, _ in alike]
@@ -74,8 +73,7 @@ def by_kind(problems: Iterable[tuple[str, str | Misfit]]) -> list[str]:
             files = [f"{name}: {misfit.value}" for name, misfit in alike if isinstance(misfit, Misfit)]
         different = list(dict.fromkeys(files))
         more = f" and {len(different) - NAMED} more" if len(different) > NAMED else ""
-        lines.append(f"{len(different)} x {what}: {between.join(different[:NAMED])}{more}{remedy}")
-    return lines
+        yield f"{len(different)} x {what}: {between.join(different[:NAMED])}{more}{remedy}"
 
 
 def two_names(named_values: Iterable[tuple[str, Mapping[int, str]]]) -> Iterator[str]:

@@ -55,7 +55,7 @@ class ScriptTask(Task):
         self.by_name()
 
     def declared_metrics(self) -> tuple[Metric, ...]:
-        return declared(self.metrics)
+        return tuple(declared(self.metrics))
 
     def asks_for(self, metric: str) -> str:
         return asks_for(metric)
@@ -228,7 +228,7 @@ class LoopTask(Task):
         vars(self)["primary_metric"] = metric
 
     def declared_metrics(self) -> tuple[Metric, ...]:
-        return declared(self.told)
+        return tuple(declared(self.told))
 
     def asks_for(self, metric: str) -> str:
         return asks_for(metric)
@@ -298,7 +298,7 @@ ACCURACY = {"accuracy": {"higher_is_better": True}}
 OF_METRIC = ("higher_is_better", "low", "high", "unit", "mean_of_images")
 
 
-def declared(described: Mapping[str, Mapping[str, Any]]) -> tuple[Metric, ...]:
+def declared(described: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
     """Convert a script's metrics from a job's plain values, where ``None`` means no limit, to ``Metric`` objects.
 
     A job does not declare whether a metric is about one class. So a site that withholds metrics by class withholds all
@@ -307,7 +307,6 @@ def declared(described: Mapping[str, Mapping[str, Any]]) -> tuple[Metric, ...]:
     Raises:
         ValueError: a metric has an unknown key, no direction, or an unusable value; the message names the metric.
     """
-    metrics = []
     for name, entry in {**ACCURACY, **described}.items():
         unknown = next((key for key in entry if key not in OF_METRIC), "")
         refuse({
@@ -316,8 +315,7 @@ def declared(described: Mapping[str, Mapping[str, Any]]) -> tuple[Metric, ...]:
         })  # fmt: skip
         low, high = entry.get("low", 0.0), entry.get("high", 1.0)
         given = {**entry, "low": -math.inf if low is None else low, "high": math.inf if high is None else high}
-        metrics.append(Metric(name=name, doc="measured by the sites' own script", by_class=True, **given))
-    return tuple(metrics)
+        yield Metric(name=name, doc="measured by the sites' own script", by_class=True, **given)
 
 
 def asks_for(metric: str) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Any
@@ -145,36 +145,31 @@ def groups_of(given: Any, declared: Mapping[str, Attribute]) -> dict[str, int]:
 
 def doubts_of(
     attributes: Mapping[str, Attribute], numbers: Mapping[str, Sequence[float]], class_names: Sequence[str] = ()
-) -> list[str]:
-    """Return a line on each two names that may mean the same, and on names and values that may mean "not known".
+) -> Iterator[str]:
+    """Yield a line on each two names that may mean the same, and on names and values that may mean "not known".
 
     Args:
         attributes: the declared attributes, by name.
         numbers: values of each attribute that is a number, one for each image.
         class_names: names of the classes.
     """
-    doubts = []
     for what, names, words in [
         *((f"attribute '{name}'", attribute.values, NOT_KNOWN) for name, attribute in attributes.items()),
         ("classes", class_names, NO_VALUE),
     ]:
-        doubts += [
+        yield from (
             f"{what}: '{a}' and '{b}' may be one; write them alike" for a, b in combinations(names, 2) if _alike(a, b)
-        ]
-        doubts += [f"{what}: numbers beside words ({', '.join(names)}); write what the numbers mean"] * (
-            any(map(str.isdigit, names)) and any(map(str.isalpha, names))
         )
-        doubts += [f"{what}: '{name}' may mean that nothing is known" for name in names if name.lower() in words]
+        if any(map(str.isdigit, names)) and any(map(str.isalpha, names)):
+            yield f"{what}: numbers beside words ({', '.join(names)}); write what the numbers mean"
+        yield from (f"{what}: '{name}' may mean that nothing is known" for name in names if name.lower() in words)
     for name, values in numbers.items():
         rest = [value for value in values if value not in MARKS] or [0.0]
-        odd = sorted(
+        if odd := sorted(
             mark for mark in {*values} - {*rest} if mark < 0 <= min(rest) or mark > max(rest) + (max(rest) - min(rest))
-        )
-        in_words = ", ".join(f"{mark:g} of {values.count(mark)} image(s)" for mark in odd)
-        doubts += [f"attribute '{name}': {in_words} may mean that nothing is known; leave the value out there"] * bool(
-            odd
-        )
-    return doubts
+        ):
+            in_words = ", ".join(f"{mark:g} of {values.count(mark)} image(s)" for mark in odd)
+            yield f"attribute '{name}': {in_words} may mean that nothing is known; leave the value out there"
 
 
 def bare(name: str) -> str:

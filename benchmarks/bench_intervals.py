@@ -20,7 +20,7 @@ from scipy.special import stdtrit
 
 from fairflare.base.cases.resampling import draws
 from fairflare.core.statistics.intervals import LEVEL, degrees, holm, skewness, widened
-from fairflare_lab.statistics.seed_intervals import Estimate, estimate, of_sites, shared_variance
+from fairflare_lab.statistics.seed_intervals import Estimate, aggregate_sites, estimate, shared_variance
 
 Array = npt.NDArray[np.float64]
 SITES, DRAWS = 4, 200
@@ -140,12 +140,12 @@ def false_words(world: World, seeds: int, repeats: int, rng: np.random.Generator
         own = by_patient(world, part, seeds, rng, rows + 1) / np.sqrt(2) + level[:, None]
         measured = own.mean(-1)
         drawn = widened(measured, on_draws(own), units)
-        values, on = of_sites(measured, True), of_sites(drawn, True, -2)
+        values, on = aggregate_sites(measured, True), aggregate_sites(drawn, True, -2)
         parts = {name: np.empty((part, rows, SITES)) for name in values}
         for site in range(SITES):
             held = np.broadcast_to(measured[..., None], drawn.shape).copy()
             held[..., site, :] = drawn[..., site, :]
-            for name, one in of_sites(held, True, -2).items():
+            for name, one in aggregate_sites(held, True, -2).items():
                 parts[name][..., site] = (one[:, 1:] - one[:, :1]).mean(-2).var(-1)
         p, good = [], []
         for name in values:

@@ -107,7 +107,7 @@ class Phase:
         reply = self.worker.perform(self.task)
         assert reply.update, reply.reason
         self.local = {name: self.state[name] + change for name, change in reply.update.items()}
-        self.network = self.worker.network.of(self.worker.task, self.task)
+        self.network = self.worker.network.build(self.worker.task, self.task)
 
     @property
     def run(self) -> SiteRun:

@@ -48,7 +48,7 @@ from fairflare.privacy import ledger
 from fairflare.privacy.reports import LOSS_BOUND, noisy_mean, one_release
 from fairflare.privacy.secret import SecretDraws
 from fairflare.privacy.training import PrivateLoop
-from fairflare.reporting.notes import without_notes
+from fairflare.reporting.notes import note_missing_parts
 from fairflare.reporting.results import read_results
 
 ROUNDS, EPOCHS, BATCH = 5, 1, 32
@@ -189,7 +189,7 @@ def accuracy(
                 own[name] |= {"privacy": {"epsilon": target, "noise": noise, "delta": 0.1 / count}}
                 own[name] |= {"state_root": f"{place}/root"}
         folder = run_local(plan, Path(place) / "run", {"sites": own})
-        said = " ".join(without_notes(read_results(folder)))
+        said = " ".join(note_missing_parts(read_results(folder)))
         model = plan.task.build_model()
         weights = torch.load(next(Path(place).rglob("FL_global_model.pt")), weights_only=True)["model"]
         model.load_state_dict(weights)

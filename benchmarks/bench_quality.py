@@ -37,7 +37,7 @@ from fairflare.federation.site.site_file import own_settings
 from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.catalog import all_methods
 from fairflare.reporting.results import read_results
-from fairflare.reporting.values import by_site_of
+from fairflare.reporting.values import collect_by_site
 from fairflare_lab.cli.compare.provenance import checksums, commit_of, processor
 
 #: Settings of a small network and phantom in place of the papers', and of training steps for few images.
@@ -111,7 +111,7 @@ def by_site(plan: Plan, local: Mapping[str, Any]) -> dict[str, float]:
     """Return each site's figure of the run's own final test."""
     with tempfile.TemporaryDirectory(prefix="fairflare_quality_") as folder:
         results = read_results(run_local(plan, Path(folder), local))
-    return by_site_of(results, plan.task.primary_metric)
+    return collect_by_site(results, plan.task.primary_metric)
 
 
 def centralised(plan: Plan, local: Mapping[str, Any]) -> float:

@@ -34,7 +34,7 @@ from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports import local
 from fairflare.federation.transports.calls import LocalTransport
 from fairflare.reporting.results import read_results
-from fairflare.reporting.values import by_site_of
+from fairflare.reporting.values import collect_by_site
 
 METHODS = {
     "fed_avg": "weights by site", "fed_lwr": "by layer, anchor", "cgsv": "parts", "fed_nova": "a step of its own",
@@ -112,7 +112,7 @@ def run(method: str, kind: str, rounds: int, folder: Path, **options: Any) -> di
     model = torch.load(results.parent / "FL_global_model.pt", weights_only=True)["model"]
     last = found["rounds"][-1]
     layers = {(layer, site): of["weight"] for layer, by in (last["layers"] or {}).items() for site, of in by.items()}
-    test = [*by_site_of(read_results(results), "balanced_accuracy").values()]
+    test = [*collect_by_site(read_results(results), "balanced_accuracy").values()]
     return {
         "bytes": Filtered.nbytes,
         "accuracy": sum(test) / len(test),

@@ -64,7 +64,7 @@ def run_case(case: str, folder: Path) -> dict[str, float]:
         kept = keep = None
         if case == "kept":
             som.step(states, received, keep=neurons.begin(1))
-            kept, keep = neurons.at(1), neurons.begin(2)
+            kept, keep = neurons.load(1), neurons.begin(2)
         start = time.perf_counter(), time.process_time()
         som.step(states, received, kept=kept, keep=keep)
         wall, cpu = time.perf_counter() - start[0], time.process_time() - start[1]

@@ -21,7 +21,7 @@ from scipy.stats import norm
 
 from bench_group_verdicts import at_the_server
 from fairflare.base.cases.resampling import draws
-from fairflare.base.cases.sampling import of_mean
+from fairflare.base.cases.sampling import report_mean
 from fairflare.base.task import Metric
 from fairflare.core.cells import Cell, Vector
 from fairflare.core.statistics import inequality
@@ -29,7 +29,7 @@ from fairflare.core.statistics.areas import ALL, delong
 from fairflare.core.statistics.group_sums import FOLDS
 from fairflare.core.statistics.intervals import paired_gain
 from fairflare.federation.site.groups import FIELDS, GroupTable, read_groups
-from fairflare.reporting.documents import Results, as_json
+from fairflare.reporting.documents import RunResults, encode_value
 from fairflare.reporting.sites.clinical import clinical_of
 from fairflare.reporting.sites.own_models import SHOULD, SHOULD_NOT, personal
 from fairflare.reporting.standing import standing
@@ -84,14 +84,14 @@ def own_models(shape: Shape, cases: int) -> World:
     return one
 
 
-def run_of(label: str, seed: int, scores: Mapping[str, Array], rounds: int) -> Results:
+def run_of(label: str, seed: int, scores: Mapping[str, Array], rounds: int) -> RunResults:
     """Return a run's results: mean scores of the test cases, and their means on 200 draws."""
     info = {
         "label": label, "seed": seed, "primary_metric": "dice", "higher_is_better": {"dice": True},
         "num_rounds": rounds, "config": {"seed": seed, "label": label}, "metric_range": [None, None],
     }  # fmt: skip
-    return Results.model_validate(
-        as_json(
+    return RunResults.model_validate(
+        encode_value(
             {
                 "info": info, "status": "completed",
                 "cells": [Cell("dice", site, value=float(of.mean())) for site, of in scores.items()],
@@ -201,7 +201,7 @@ def of_scores(sites: tuple[tuple[int, float], ...], ends: tuple[float, float], m
             else:
                 scores = mean + sd * (rng.gamma(2, 1 / np.sqrt(2), cases) - np.sqrt(2)) - below
             test[f"site-{number}"] = {"dice": float(scores.mean())}
-            said[f"site-{number}"] = {"images": cases, **of_mean(scores, None, *ends)}
+            said[f"site-{number}"] = {"images": cases, **report_mean(scores, None, *ends)}
         return said_of(standing(test, said, {"primary_metric": "dice", "metric_range": [0, ends[1]]})[0])
 
     return one

@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from fairflare.reporting.documents import Results
+from fairflare.reporting.documents import RunResults
 from fairflare.reporting.results import read_document, read_results
 from fairflare.reporting.values import summary_of
 from fairflare_lab.compare.comparison import compare
@@ -215,14 +215,14 @@ def run(
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
-def value(record: Results, metric: str, statistic: str) -> float:
+def value(record: RunResults, metric: str, statistic: str) -> float:
     """Return one number of one run: over the sites' tests, or the spread of the last round's validation."""
     if statistic == "validation_std":
         return pstdev(by[metric] for by in record.rounds[-1].validation.values())
     return float(getattr(summary_of(record, metric), statistic))
 
 
-def table(experiment: Experiment, found: Mapping[str, list[Results]]) -> str:
+def table(experiment: Experiment, found: Mapping[str, list[RunResults]]) -> str:
     """Return a table of mean and population std over the seeds of every column."""
     titles = [title for title, _, _ in experiment.columns] + list(experiment.averages)
     lines = ["| method | " + " | ".join(titles) + " |", "| --- |" + " --- |" * len(titles)]
@@ -261,7 +261,7 @@ def main() -> None:
             ]
             for future in runs:
                 future.result()
-        found: dict[str, list[Results]] = {label: [] for label in labels}
+        found: dict[str, list[RunResults]] = {label: [] for label in labels}
         for (label, _), folder in folders.items():
             record = read_results(results_file(folder))
             record.info.label = label

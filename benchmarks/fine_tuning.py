@@ -67,7 +67,7 @@ def main() -> None:
                     model = plan.task.build_model()
                     model.load_state_dict(state)
                     scores.append(np.array(plan.task.image_scores(model, data, torch.device("cpu"))))
-                found[site].append((of, *scores, units_of(data.cases("test"), len(scores[0])).drawn(site, 1000)))
+                found[site].append((of, *scores, units_of(data.cases("test"), len(scores[0])).draw(site, 1000)))
         rows = {}
         for site, runs in found.items():
             gains = np.mean([own - common for _, common, own, _ in runs], 0)

@@ -36,7 +36,7 @@ from fairflare.exchange.messages import (
 )
 from fairflare.federation.collecting.influence import Influence
 from fairflare.federation.collecting.transport import Listener, Question
-from fairflare.federation.plan.bounds import FOR_HOSPITALS, Bounds, in_words
+from fairflare.federation.plan.bounds import FOR_HOSPITALS, Bounds, describe_bounds
 from fairflare.federation.plan.run_settings import Place, RunSettings
 from fairflare.federation.server.rounds import Rounds, Stopped
 from fairflare.methods.base.catalog import Method, all_methods
@@ -468,7 +468,7 @@ def memory_table() -> list[str]:
 def tables() -> str:
     """Return all tables in Markdown."""
     torch.set_num_threads(1)
-    given = in_words(Bounds(**FOR_HOSPITALS), len(SITES))
+    given = describe_bounds(Bounds(**FOR_HOSPITALS), len(SITES))
     parts = [
         [f"Six sites, bounds: {given}. Weights of the liar; by layer: the median (up to: the largest).", ""],
         words_table(),

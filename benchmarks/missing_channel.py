@@ -25,9 +25,9 @@ import torch
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.server.opening import Opening
 from fairflare.federation.transports.local import RUN_DIR, run_local
-from fairflare.reporting.documents import Results
+from fairflare.reporting.documents import RunResults
 from fairflare.reporting.results import read_results
-from fairflare.reporting.values import answered, by_site_of, site_columns
+from fairflare.reporting.values import answered, collect_by_site, site_columns
 from fairflare.tasks.volumes.segmentation import VolumeSegmentationTask
 from fairflare_lab.phantoms.volumes import patients
 
@@ -82,9 +82,9 @@ def written(folder: Path, site: str, seed: int) -> dict[str, Any]:
     return {"data_root": str((folder / site).absolute())} | ({"channels": names} if site == LACKS else {})
 
 
-def tests_of(results: Results) -> dict[str, dict[str, float]]:
+def tests_of(results: RunResults) -> dict[str, dict[str, float]]:
     """Return the last model's test metrics, ``{site: {metric: value}}``."""
-    columns = {name: by_site_of(results, name) for name in site_columns(results)}
+    columns = {name: collect_by_site(results, name) for name in site_columns(results)}
     return {site: {name: of[site] for name, of in columns.items()} for site in answered(results)}
 
 

@@ -37,9 +37,9 @@ from fairflare.federation.plan.run_settings import Place, RunSettings
 from fairflare.federation.server.rounds import Rounds
 from fairflare.federation.transports.local import LocalTransport
 from fairflare.methods.base.catalog import Method
-from fairflare.reporting.documents import Results
+from fairflare.reporting.documents import RunResults
 from fairflare.reporting.results import read_results
-from fairflare.reporting.values import by_site_of
+from fairflare.reporting.values import collect_by_site
 from fairflare.tasks.base import SiteData, Task
 from fairflare.tasks.networks import Classifier
 from liar import LIAR, PAIR, SITES, Lie, averaging, words_for
@@ -281,9 +281,9 @@ def quick() -> None:
     journal.tell_listeners = lambda _: []
 
 
-def accuracy(results: Results, case: Case) -> float:
+def accuracy(results: RunResults, case: Case) -> float:
     """Return the last model's mean accuracy over the honest sites; 0 where the run failed."""
-    test = by_site_of(results, "accuracy")
+    test = collect_by_site(results, "accuracy")
     found = [test[site] for site in SITES if site in test and site not in case.sites and np.isfinite(test[site])]
     return float(np.mean(found)) if found else 0.0
 

@@ -32,7 +32,7 @@ from fairflare.data.datalist import SPLITS
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import RUN_DIR, run_local
 from fairflare.reporting.results import read_results
-from fairflare.reporting.values import by_site_of
+from fairflare.reporting.values import collect_by_site
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "segmentation": {"in_channels": 3, "image_size": [48, 48], "features": [8, 8, 16, 16, 32, 8], "num_classes": 2,
@@ -126,7 +126,7 @@ def run(given: Any, arm: str, file: dict[str, Any], local: dict[str, Any], seed:
         run_local(plan, place, {**local, **file})
         clock.write_text(str(time.process_time() - before), encoding="utf-8")
     metric = "balanced_accuracy" if given.task == "classification" else "dice"
-    test = by_site_of(read_results(place / RUN_DIR / "fairflare"), metric)
+    test = collect_by_site(read_results(place / RUN_DIR / "fairflare"), metric)
     found = {site: test[site] for site in local["sites"]}
     return {
         **(on_complete_masks(plan, place, local) if given.drawn else found),

@@ -24,9 +24,9 @@ from typing import Any
 from fairflare.base.cases.resampling import UNITS
 from fairflare.core.cells import Cell
 from fairflare.federation.transports.local import RUN_DIR
-from fairflare.reporting.documents import Results, as_json
+from fairflare.reporting.documents import RunResults, encode_value
 from fairflare.reporting.results import read_document, read_results
-from fairflare.reporting.values import by_site_of
+from fairflare.reporting.values import collect_by_site
 from fairflare_lab.compare.comparison import compare, comparison_of
 from fairflare_lab.compare.difference_table import difference_table
 from fairflare_lab.compare.left_out import Unseen
@@ -61,7 +61,7 @@ def rows(folder: Path, out: Path) -> None:
         drawn = {of.site: of for of in results.vectors if of.unit in UNITS}
         metric, label, seed = run["info"]["primary_metric"], run["info"]["label"], run["info"]["seed"]
         units |= drawn
-        kinds = {f"{label}, seen": [(s, v, drawn[s].values) for s, v in by_site_of(results, metric).items()]}
+        kinds = {f"{label}, seen": [(s, v, drawn[s].values) for s, v in collect_by_site(results, metric).items()]}
         if found.metrics:
             kinds[label] = [(found.site, found.metrics[metric], found.resampled)]
         if found.adapted:
@@ -87,7 +87,7 @@ def rows(folder: Path, out: Path) -> None:
         name = base["info"]["primary_metric"]
         cells = [Cell(name, site, value=value) for site, value in mean.items()]
         vectors = [replace(units[site], values=tuple(draws[site])) for site in sites]
-        tables = as_json({"cells": cells, "vectors": vectors}, "cells")
+        tables = encode_value({"cells": cells, "vectors": vectors}, "cells")
         content = {**base, "info": info, **tables, "left_out": [], "inequality": None}
         runs.append(content)
         own = out / "runs" / f"{row}-seed{seed}".replace(" ", "_")
@@ -104,7 +104,7 @@ def rows(folder: Path, out: Path) -> None:
             shutil.rmtree(place)
     runs = [run for run in runs if run["info"]["label"] in labels]
     order = sorted(
-        map(Results.model_validate, runs),
+        map(RunResults.model_validate, runs),
         key=lambda run: (not run.info.label.startswith("FedAvg"), labels.index(run.info.label)),
     )
     (out / "table.csv").write_text(compare(order, style="csv") + "\n")

@@ -10,7 +10,7 @@ from typing import Any
 from fairflare.core.cells import CLINICAL, GLOBAL, LAST, NOT_COUNTED, TEST, VALIDATION, Cell, Vector, pivot
 from fairflare.core.fairness import higher_is_better, summarize
 from fairflare.core.statistics.areas import ALL
-from fairflare.reporting.documents import Results, as_json
+from fairflare.reporting.documents import RunResults, encode_value
 from fairflare.reporting.groups import attributes_of, gaps_at, groups_at
 from fairflare.reporting.standing import standing
 from fairflare.reporting.values import NO_VALUE, cells_of, global_values, linked, withheld_reason
@@ -54,14 +54,14 @@ def upgraded(old: Mapping[str, Any]) -> Document:
         }
         for site, of in sites.items()
     }
-    plain = [as_json(cell, "cell") for cell in cells]
+    plain = [encode_value(cell, "cell") for cell in cells]
     for cell in plain:
         if (cell["model"], cell["metric"]) == (LAST, found.get("metric")) and cell["site"] in about:
             cell |= about[cell["site"]]
     for site, of in sites.items():
         value = of.pop("value", None)
         if not any((cell["site"], cell["metric"]) == (site, found["metric"]) for cell in plain):
-            plain.append(as_json(Cell(found["metric"], site, value=value), "cell") | about[site])
+            plain.append(encode_value(Cell(found["metric"], site, value=value), "cell") | about[site])
     if found:
         document["inequality"] = {**found, "sites": sites}
     of_all = dict(old.get("global_test") or {})
@@ -94,8 +94,8 @@ def upgraded(old: Mapping[str, Any]) -> Document:
     people = old.get("groups") or ([], [])
     of_people, folds = people if isinstance(people, tuple) else groups_upgraded(people)
     more, vectors = [*more, *of_people], [*vectors, *folds]
-    document["cells"] = [*plain, *as_json(more, "cells")]
-    document["vectors"] = as_json(vectors, "vectors")
+    document["cells"] = [*plain, *encode_value(more, "cells")]
+    document["vectors"] = encode_value(vectors, "vectors")
     return document
 
 
@@ -106,11 +106,11 @@ def standing_of(test: Any, said: Any, info: Any, *footing: Any) -> Any:
         value = test[site][info["primary_metric"]]
         of |= {"value": value, "low": ends[site][0], "high": ends[site][1]}
         of["test_cases"] = (said.get(site) or {}).get("test_cases")
-    return as_json(found, "inequality")
+    return encode_value(found, "inequality")
 
 
 def groups_upgraded(old: Mapping[str, Any]) -> tuple[list[Cell], list[Vector]]:
-    """Return what ``by_group`` returns, from the section of the first schema."""
+    """Return what ``summarise_groups`` returns, from the section of the first schema."""
     cells, vectors = list[Cell](), list[Vector]()
     places = [*(old.get("sites") or {}).items(), ("", old.get("pooled") or {})]
     for site, attribute, of in [(site, name, of) for site, found in places for name, of in found.items()]:
@@ -142,7 +142,7 @@ def groups_upgraded(old: Mapping[str, Any]) -> tuple[list[Cell], list[Vector]]:
 
 def as_before(document: Mapping[str, Any]) -> Document:
     """Return a document with its figures in the sections of the first schema, beside the cells."""
-    results = Results.model_validate(document)
+    results = RunResults.model_validate(document)
     info = results.info
     of: Document = dict(document)
 
@@ -239,7 +239,7 @@ def clinical_before(cells: Any, vectors: Any = ()) -> Document:
     return every
 
 
-def groups_before(results: Results) -> Document | None:
+def groups_before(results: RunResults) -> Document | None:
     attributes = attributes_of(results)
     withheld = [cell for cell in results.cells if cell.group and not cell.metric]
     if not attributes and not withheld:

@@ -240,7 +240,7 @@ def by_seal(parts: BundleParts) -> Make:
     def make(part: str) -> Any:
         if part == "optimizer":
             return parts.optimizer([*network[0].parameters()])
-        found = parts.made(part)
+        found = parts.make(part)
         if part == "network":
             network.append(found)
         return found

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fairflare.federation.plan.describe import InUse, Listed
     from fairflare.methods.base.rule import Rule
     from fairflare.methods.base.training import LocalTraining
-    from fairflare.reporting.documents import Results as Document
+    from fairflare.reporting.documents import RunResults as Document
 
 WIDTH, WIDE = 100, 30  # characters of a printed table, and of a progress bar
 
@@ -198,7 +198,7 @@ def run(
         local = site_settings(None if data is None else Path(data), experiment, place)
         names = run_sites("default" if sites == 0 else sites if isinstance(sites, int) else [*sites], local)
         waits = usual_waits(options.pop("min_sites", None), options.pop("phase_timeout", None))
-        request = RunRequest.of(
+        request = RunRequest.make(
             method=method, rule=rule, training=training, task=task, sites=names, num_rounds=rounds, seed=seed,
             settings=settings, **{**waits, **options, **paper},
         )  # fmt: skip
@@ -206,7 +206,7 @@ def run(
         if simulator:
             from fairflare.flare.export.recipes import FairRecipe
 
-            recipe = FairRecipe.of(plan)
+            recipe = FairRecipe.make(plan)
     place.parent.mkdir(parents=True, exist_ok=True)
     with (
         quietly(log, notes) as written,

@@ -21,7 +21,7 @@ from fairflare.federation.collecting.phase import RoundFailed
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.training import SiteRun
-from fairflare.reporting.documents import Info, Results
+from fairflare.reporting.documents import Info, RunResults
 from fairflare.reporting.notes import channel_notes, run_notes
 from fairflare.reporting.results import read_results
 from tests.tiny import run_document
@@ -208,7 +208,7 @@ def kept(share: float, *step: int, channels: tuple[int, ...] | None = (0, 2, 3),
     none: Any = None
     told = {"channel_drop": share} if share else {}
     run = SiteRun("a", none, data, torch.device("cpu"), 0, 1, seed, told, none, none)
-    return run.with_fewer_channels(torch.ones(4000, 4, 1, 2), *step)[:, :, 0, 1]
+    return run.drop_channels(torch.ones(4000, 4, 1, 2), *step)[:, :, 0, 1]
 
 
 def test_channels_are_dropped_with_the_probability_and_one_stays() -> None:
@@ -296,7 +296,7 @@ def test_a_run_waits_until_the_site_says_what_it_lacks(tmp_path: Path) -> None:
 def test_who_is_behind_with_fewer_channels_is_said() -> None:
     info = Info(primary_metric="dice", sites=["A", "B", "C"], channels={"T2w": ["A", "B", "C"], "ADC": ["A", "B"]})
     cells = [Cell("dice", site, value=value) for site, value in (("A", 0.8), ("B", 0.6), ("C", 0.25))]
-    found = Results(info=info, cells=cells)
+    found = RunResults(info=info, cells=cells)
     (means,) = channel_notes(found)
     assert means.endswith("Mean Dice by channels: T2w, ADC: 0.700 (A, B); T2w: 0.250 (C).")
     found.inequality.behind = ["A", "C"]

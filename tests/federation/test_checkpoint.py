@@ -361,7 +361,7 @@ def test_going_back_outlives_a_power_cut(tmp_path: Path, monkeypatch: pytest.Mon
     for number in (0, 1, 2):
         folder.keep(number)
     synced: list[tuple[Path, set[str]]] = []
-    monkeypatch.setattr(module, "to_disk", lambda path: synced.append((path, folder.names())))
+    monkeypatch.setattr(module, "flush_to_disk", lambda path: synced.append((path, folder.names())))
     assert same(folder.back_from(2), 1)
     assert [path for path, _ in synced] == [folder.folder]
     assert "state-000002.json" not in synced[0][1]

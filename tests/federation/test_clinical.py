@@ -17,7 +17,7 @@ from sklearn.metrics import average_precision_score, brier_score_loss, confusion
 
 from fairflare.core.cells import Cell
 from fairflare.core.statistics.areas import ALL, OPERATING, area_interval, delong
-from fairflare.core.statistics.group_sums import hidden_parts
+from fairflare.core.statistics.group_sums import find_hidden_parts
 from fairflare.core.statistics.intervals import wilson
 from fairflare.federation.site.clinical import (
     COLUMNS,
@@ -27,7 +27,7 @@ from fairflare.federation.site.clinical import (
     read_clinical,
 )
 from fairflare.methods.base.reports import ReportError
-from fairflare.reporting.documents import Results, as_json
+from fairflare.reporting.documents import RunResults, encode_value
 from fairflare.reporting.results import find_results, read_results
 from fairflare.reporting.sites.clinical import MOST_ROWS, clinical_of, clinical_table, clinical_words
 from fairflare.reporting.table import fairness_table
@@ -237,7 +237,7 @@ def test_vectors_of_another_length_and_sums_of_more_images_are_refused() -> None
     assert read_clinical("a", stats({}), 2, 32) is None
 
 
-def both(shift: float) -> Results:
+def both(shift: float) -> RunResults:
     """Give two sites, the second of which is worse the larger the shift is."""
     random, found = np.random.default_rng(1), {}
     for site, away in (("a", 1.5), ("b", 1.5 - shift)):
@@ -248,7 +248,7 @@ def both(shift: float) -> Results:
         sent, _ = ClinicalTable({"test": split, "validation": split}).sent(1, True)
         found[site] = read_clinical(site, stats(sent, ["well", "ill"]), 2, 200)
     cells, vectors = clinical_of(found)
-    return Results.model_validate(as_json({"cells": cells, "vectors": vectors}, "x"))
+    return RunResults.model_validate(encode_value({"cells": cells, "vectors": vectors}, "x"))
 
 
 def test_the_words_name_the_lowest_area_and_whether_it_may_be_chance() -> None:
@@ -266,22 +266,22 @@ def test_the_words_name_the_lowest_area_and_whether_it_may_be_chance() -> None:
     row = dict(zip(*lines[:2], strict=True))
     assert float(row["auc_low"]) < float(row["auc"]) < float(row["auc_high"])
     assert float(row[f"specificity{AT[0]}"]) >= 0.9  # of the very images that the threshold is of
-    assert clinical_words(Results())[0] == ""
+    assert clinical_words(RunResults())[0] == ""
 
 
 def test_many_rows_are_left_to_the_report() -> None:
     of_site = [cell for cell in both(0.0).cells if cell.site == "a"]
     sites = [f"site-{number}" for number in range(MOST_ROWS + 1)]
     cells = [replace(cell, site=site) for site in sites for cell in (Cell("accuracy", value=0.5), *of_site)]
-    assert len(clinical_table(Results(cells=cells)).rows) == MOST_ROWS + 1
-    assert "PR-AUC" not in fairness_table(Results(cells=cells))
-    assert "PR-AUC" in fairness_table(Results(cells=[cell for cell in cells if cell.site != "site-0"]))
+    assert len(clinical_table(RunResults(cells=cells)).rows) == MOST_ROWS + 1
+    assert "PR-AUC" not in fairness_table(RunResults(cells=cells))
+    assert "PR-AUC" in fairness_table(RunResults(cells=[cell for cell in cells if cell.site != "site-0"]))
 
 
 def test_a_class_that_is_not_annotated_has_one_dash_in_a_cell() -> None:
     figures = {ALL: {"calibration": [], "brier": math.nan, "ece": math.nan}, "ill": dict.fromkeys(COLUMNS, math.nan)}
     cells, _ = clinical_of({"a": figures})
-    row = clinical_table(Results.model_validate(as_json({"cells": cells}, "x"))).rows[0]
+    row = clinical_table(RunResults.model_validate(encode_value({"cells": cells}, "x"))).rows[0]
     assert [getattr(cell, "text", cell) for cell in row] == ["a", "ill", *["-"] * 5, None, None]
 
 
@@ -289,4 +289,4 @@ def test_hidden_classes_are_those_of_groups() -> None:
     """Check that the floor is that of ``groups``, for one group of all people."""
     labels, _, whose = table([20, 12, 9, 3]).splits["test"]
     cases: list[Hashable] = whose.tolist()
-    assert hidden_parts(cases, labels, 0 * labels, frozenset(), 5, 4) == {2, 3}
+    assert find_hidden_parts(cases, labels, 0 * labels, frozenset(), 5, 4) == {2, 3}

@@ -227,7 +227,7 @@ def test_a_script_says_it_in_its_job() -> None:
     assert task.directions() == {"loss": False, "accuracy": True, "auc": True, "gap": False}
     assert task.by_name()["gap"].holds(-1e9)
     site: Any = LoopTask.__new__(LoopTask)
-    site.told = {name: metric.told() for name, metric in task.by_name().items()}
+    site.told = {name: metric.describe() for name, metric in task.by_name().items()}
     vars(site)["primary_metric"] = "auc"
     assert site.by_name().keys() == task.by_name().keys()
     assert site.by_name()["gap"].range == "(-inf, inf) mm"

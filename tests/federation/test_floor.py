@@ -21,10 +21,10 @@ from nvflare.fuel.utils import fobs
 from PIL import Image
 from typer.testing import CliRunner
 
-from fairflare.base.cases.floor import Floor, cases_of_classes, hidden_rows, may_leave
+from fairflare.base.cases.floor import Floor, cases_of_classes, find_hidden_rows, may_leave
 from fairflare.base.task import Metric, Task
 from fairflare.cli.commands import app
-from fairflare.core.agents.mu_rewards import label_entropy, observation, told_entropy
+from fairflare.core.agents.mu_rewards import label_entropy, observation, round_entropy
 from fairflare.core.cells import Cell
 from fairflare.core.cells import make_cells as cells_of
 from fairflare.exchange.messages import SiteReply, SiteTask, encode_reply
@@ -307,7 +307,7 @@ def test_no_hidden_row_can_be_solved_for(least: int) -> None:
     """Check all small tables: sum and sent values determine the sum over hidden rows, and nothing more."""
     for counts in itertools.product(range(7), repeat=4):
         cases = dict(enumerate(counts))
-        hidden, few = hidden_rows(cases, least), any(0 < count < least for count in counts)
+        hidden, few = find_hidden_rows(cases, least), any(0 < count < least for count in counts)
         assert {label for label, count in cases.items() if count < least} <= hidden
         present = [counts[label] for label in hidden if counts[label]]
         if few and len(hidden) < 4:
@@ -315,7 +315,7 @@ def test_no_hidden_row_can_be_solved_for(least: int) -> None:
             assert sum(present) >= least
         if not few:
             assert present == []
-    assert hidden_rows({0: 9, 1: 9, 2: 9}, least) == frozenset()
+    assert find_hidden_rows({0: 9, 1: 9, 2: 9}, least) == frozenset()
 
 
 def test_which_metrics_by_class_may_leave() -> None:
@@ -537,7 +537,7 @@ def test_the_entropy_that_leaves_is_the_same_to_an_agent_up_to_its_digit() -> No
     for classes in (2, 3, 8):
         for _ in range(200):
             counts = rng.multinomial(200, rng.dirichlet(np.ones(classes))).tolist()
-            exact, told = label_entropy(counts), told_entropy(counts)
+            exact, told = label_entropy(counts), round_entropy(counts)
             assert told == pytest.approx(exact, abs=0.05 + 1e-12)
             assert round(told, 1) == told
             seen = [
@@ -553,7 +553,7 @@ def test_the_entropy_that_leaves_does_not_tell_the_counts() -> None:
         tables = [(total - k, k) for k in range(total // 2 + 1)]
         exact = [round(label_entropy(table), 12) for table in tables]
         assert len(set(exact)) == len(tables)
-        told = [told_entropy(table) for table in tables]
+        told = [round_entropy(table) for table in tables]
         alone = sum(told.count(value) == 1 for value in told)
         assert alone <= most * len(tables)
 

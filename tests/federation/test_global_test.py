@@ -24,7 +24,7 @@ from fairflare_lab.compare.comparison import compare, comparison_of
 from fairflare_lab.compare.rows import row_of
 from fairflare_lab.page import outcome
 from fairflare_lab.page.content import Table
-from fairflare_lab.page.material import of_one
+from fairflare_lab.page.material import describe_run
 from tests.federation.network import Run, misbehave
 from tests.tiny import model_in, run_document
 from tests.unit.report_runs import read, read_all
@@ -149,7 +149,7 @@ def test_one_list_at_all_sites_is_measured_once(tmp_path: Path) -> None:
     exact = list(csv.reader(io.StringIO(fairness_table(read(**results), style="csv"))))
     own = next(dict(zip(exact[0], row, strict=True)) for row in exact if row[0] == "global test")
     assert (float(own["balanced_accuracy"]), own["cases"]) == (found["balanced_accuracy"], "15")
-    section = outcome.results(of_one(read(**results)))
+    section = outcome.results(describe_run(read(**results)))
     assert section is not None
     (shown,) = (part for part in section.parts if isinstance(part, Table) and part.name == "sites")
     assert shown.columns[1] == "balanced_accuracy"

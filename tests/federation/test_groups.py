@@ -31,7 +31,7 @@ from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.images import ImageTask
 from fairflare.tasks.segmentation import SegmentationTask
 from fairflare_lab.page.groups import groups as section_of
-from fairflare_lab.page.material import of_one
+from fairflare_lab.page.material import describe_run
 from fairflare_lab.page.write import build
 from fairflare_lab.phantoms import PhantomPlan, class_site
 from tests.sections import groups_before
@@ -234,9 +234,9 @@ def test_a_run_has_them_in_results_table_and_page(tmp_path: Path, monkeypatch: p
     assert gap in fairness_table(read(**results), style="markdown")
     assert gap not in text.split("\n\n", 1)[1]  # said first, and else not on the console
     assert "all sites" in text
-    section = section_of(of_one(read(**results)))
+    section = section_of(describe_run(read(**results)))
     assert section is not None
-    first = build(of_one(read(**results))).first
+    first = build(describe_run(read(**results))).first
     assert len([line for line in first if "groups of sex" in line]) == 1
     assert section.parts[0].name == "groups_of_sex"
     page = (tmp_path / "run/server/simulate_job/fairflare/report.html").read_text()
@@ -274,7 +274,7 @@ def test_groups_of_few_cases_stay_and_go_with_another(tmp_path: Path, carried: l
         "site-2: scanner=Quartz7, scanner=Xylo9, scanner=unknown, sex=female, sex=unknown (suppressed: fewer than "
         in text
     )
-    assert section_of(of_one(read(**results))).notes[1] in text
+    assert section_of(describe_run(read(**results))).notes[1] in text
 
 
 def test_a_site_with_few_test_cases_sends_no_group(tmp_path: Path, carried: list[tuple[str, str, Message]]) -> None:
@@ -430,7 +430,7 @@ AS_TASK: dict[str, Any] = {
 @pytest.mark.parametrize("prevalence", [0.0, 0.5])
 def test_a_phantom_shows_the_gaps_that_were_put_in(noise: float, prevalence: float) -> None:
     """Check an oracle of the drawn class: it is wrong only for dark images that are drawn as the next class."""
-    from fairflare.reporting.groups import by_group
+    from fairflare.reporting.groups import summarise_groups
 
     task = ClassificationTask(**AS_TASK, attribute_noise=noise, attribute_prevalence=prevalence)
     classes, sums, seen = task.classes, {}, {}
@@ -453,7 +453,7 @@ def test_a_phantom_shows_the_gaps_that_were_put_in(noise: float, prevalence: flo
         sums[site] = groups.read_groups(site, stats, ["tone"], classes, 50, 10)
         seen[site] = (labels.numpy(), np.array(drawn), tones)
         assert index < 2
-    found = groups_before(read(groups=by_group(sums, {})))["pooled"]["tone"]
+    found = groups_before(read(groups=summarise_groups(sums, {})))["pooled"]["tone"]
     labels, drawn, tones = (np.concatenate([of[k] for of in seen.values()]) for k in range(3))
     accuracy = [(labels == drawn)[tones == t].mean() for t in (0, 1)]
     assert found["groups"]["light"]["accuracy"] == pytest.approx(1.0)
@@ -502,7 +502,7 @@ class Outliner(torch.nn.Module):
 @pytest.mark.parametrize("noise", [0.0, 0.5])
 def test_the_prostate_phantom_shows_the_gap_that_was_put_in(noise: float) -> None:
     """Check a perfect outline: its Dice is 1, except for patients of whom one half of the gland is outlined."""
-    from fairflare.reporting.groups import by_group
+    from fairflare.reporting.groups import summarise_groups
 
     size: dict[str, Any] = {"image_size": (32, 32), "phantom_cases": 2.0}
     task, clean = SegmentationTask(**size, attributes=True, attribute_noise=noise), SegmentationTask(**size)
@@ -525,7 +525,7 @@ def test_the_prostate_phantom_shows_the_gap_that_was_put_in(noise: float) -> Non
         for m, t in zip(masks.numpy().astype(bool), truth.numpy().astype(bool), strict=True):
             dice.append(2 * (m & t).sum() / (m.sum() + t.sum()))
         zones.append(own)
-    found = groups_before(read(groups=by_group(sums, {})))["pooled"]["zone"]
+    found = groups_before(read(groups=summarise_groups(sums, {})))["pooled"]["zone"]
     of = [np.array(dice)[np.concatenate(zones) == k].mean() for k in (0, 1)]
     assert of[0] == 1.0
     assert found["groups"]["small"]["dice"] == pytest.approx(1.0, abs=1e-6)
@@ -556,8 +556,8 @@ def test_the_zone_is_that_of_the_anatomy_and_moves_nothing() -> None:
 
 
 def test_a_left_out_site_tells_its_groups(tmp_path: Path) -> None:
-    from fairflare_lab.compare.at_left_out import at_unseen
-    from fairflare_lab.compare.group_gaps import of_left_out
+    from fairflare_lab.compare.at_left_out import evaluate_unseen
+    from fairflare_lab.compare.group_gaps import collect_left_out
 
     settings = {
         "local_epochs": 1, "image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.2,
@@ -567,15 +567,15 @@ def test_a_left_out_site_tells_its_groups(tmp_path: Path) -> None:
         "method": "fed_avg", "task": "segmentation", "sites": SITES, "num_rounds": 1, "settings": settings,
     }  # fmt: skip
     run_local(make_plan(**given), tmp_path)
-    found = at_unseen(given, tmp_path, "site-5", {})
+    found = evaluate_unseen(given, tmp_path, "site-5", {})
     data = make_plan(**given).task.open_site("site-5", {})
     numbers = np.array(data.group_numbers("test", "zone"))
     assert {name: sum(of["images"]) for name, of in found.groups.items()} == {
         "zone=small": (numbers == 0).sum(), "zone=enlarged": (numbers == 1).sum(), "zone=unknown": 0,
     }  # fmt: skip
     run = read_results(tmp_path / "server/simulate_job/fairflare")
-    (of_seed,) = of_left_out([(run, found)])["fed_avg"]
+    (of_seed,) = collect_left_out([(run, found)])["fed_avg"]
     assert groups_before(of_seed)["pooled"]["zone"]["all"]["dice"] == pytest.approx(found.metrics["dice"], abs=1e-6)
-    kept = at_unseen(given, tmp_path, "site-5", {"sites": {"site-5": {"min_cases": 2}}})
+    kept = evaluate_unseen(given, tmp_path, "site-5", {"sites": {"site-5": {"min_cases": 2}}})
     assert kept.groups == {}  # one test case
     assert kept.metrics == {}

@@ -17,7 +17,7 @@ from fairflare.core.aggregation.clipping import clipped_states
 from fairflare.exchange.messages import Message
 from fairflare.federation.collecting.collector import Collector
 from fairflare.federation.collecting.influence import Influence
-from fairflare.federation.plan.bounds import FOR_HOSPITALS, Bounds, auto_share, in_words
+from fairflare.federation.plan.bounds import FOR_HOSPITALS, Bounds, auto_share, describe_bounds
 from fairflare.federation.plan.plan import make_plan
 from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.base.rule import Rule, TwoPhase, Weighing, anchor_fields
@@ -499,10 +499,12 @@ def test_aggregate_is_named_where_it_is_wrong() -> None:
 @pytest.mark.parametrize(("sites", "share"), [(1, 0.4), (3, 0.4), (4, 0.375), (6, 0.25), (10, 0.15), (60, 0.025)])
 def test_the_largest_share_follows_the_sites(sites: int, share: float) -> None:
     assert auto_share(sites) == pytest.approx(share)
-    assert f"max_weight {share:.4g} (auto, {sites} sites), max_excess 0.16" in in_words(HOSPITALS, sites)
-    assert "max_weight auto (min(0.4, 1.5/K), K the sites that take part), max_excess" in in_words(HOSPITALS, None)
-    assert in_words(Bounds(), 6) == ""
-    assert in_words(Bounds(max_weight=0.3), 6) == "max_weight 0.3"
+    assert f"max_weight {share:.4g} (auto, {sites} sites), max_excess 0.16" in describe_bounds(HOSPITALS, sites)
+    assert "max_weight auto (min(0.4, 1.5/K), K the sites that take part), max_excess" in describe_bounds(
+        HOSPITALS, None
+    )
+    assert describe_bounds(Bounds(), 6) == ""
+    assert describe_bounds(Bounds(max_weight=0.3), 6) == "max_weight 0.3"
 
 
 def test_a_third_of_the_sites_never_holds_half() -> None:

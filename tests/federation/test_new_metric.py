@@ -12,7 +12,7 @@ from fairflare.core.cells import LAST
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
 from fairflare.reporting.results import read_results
-from fairflare.reporting.values import by_site_of, missing_reason
+from fairflare.reporting.values import collect_by_site, missing_reason
 from fairflare_lab.compare.comparison import compare
 from fairflare_lab.page.write import write_report
 from tests.tiny import FUNDUS
@@ -44,7 +44,7 @@ def test_a_made_up_metric_is_one_function_and_one_row(tmp_path: Path) -> None:
     known = {
         cell.site: cell for cell in results.cells if (cell.metric, cell.model, cell.split) == ("sure", LAST, "test")
     }
-    accuracy = by_site_of(results, "accuracy")
+    accuracy = collect_by_site(results, "accuracy")
     assert known["site-1"].value == pytest.approx(0.25 + accuracy["site-1"] / 2)
     assert known["site-2"].value is None  # the gate asks the declaration
     assert known["site-2"].reason == missing_reason(results, "sure", "site-2") == "suppressed: fewer than 1000 cases"

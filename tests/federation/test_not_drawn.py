@@ -23,7 +23,7 @@ def part(model: nn.Module, annotated: tuple[int, ...] | None, t: int, unlabelled
     task = SegmentationTask(num_classes=3).annotating(annotated)
     data = SimpleNamespace(lists=("training",), num_samples=lambda split: 4)
     of: Any = SimpleNamespace(site="a", task=task, data=data, current_round=t, num_rounds=40, seed=5, first_pass=True)
-    return Consistency.of(LocalTraining(unlabelled=unlabelled), of, model)
+    return Consistency.make(LocalTraining(unlabelled=unlabelled), of, model)
 
 
 @pytest.mark.parametrize("t", [1, 30])

@@ -127,7 +127,7 @@ def test_losses_are_those_of_patients_at_a_distance_from_the_received_model() ->
             if name in names:
                 parameter += torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.1
     trained = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    found = losses_at(run, PrivateUnits.of(run.data), model, dict(received.state_dict()), 0.3)
+    found = losses_at(run, PrivateUnits.find(run.data), model, dict(received.state_dict()), 0.3)
     way = {name: received.state_dict()[name] - trained[name] for name in names}
     length = torch.cat([of.flatten() for of in way.values()]).norm()
     there = copy.deepcopy(received)
@@ -155,7 +155,7 @@ def test_an_image_that_cannot_be_read_costs_its_patient_the_bound(monkeypatch: p
             raise ValueError("image 6 is damaged") from None
 
     monkeypatch.setattr(run.data, "chosen", unread)
-    found = losses_at(run, PrivateUnits.of(run.data), model, dict(model.state_dict()), 0.0)
+    found = losses_at(run, PrivateUnits.find(run.data), model, dict(model.state_dict()), 0.0)
     assert [math.isnan(value) for value in found] == [False, False, False, True, False]
 
 
@@ -187,7 +187,7 @@ def test_a_sharpness_aware_step_is_made_of_two_noised_gradients(silent: None) ->
         for p, g in zip([p for p in there.parameters() if p.requires_grad], first, strict=True):
             p += 0.2 * g / length
     before = [p.detach().clone() for p in params]
-    PrivateLoop(half, run, model, 1.0, 0.05, 9).train(PrivateUnits.of(run.data))
+    PrivateLoop(half, run, model, 1.0, 0.05, 9).train(PrivateUnits.find(run.data))
     for p, old, g in zip(params, before, clipped(there), strict=True):
         torch.testing.assert_close(old - p.detach(), g, atol=1e-6, rtol=1e-4)
 
@@ -205,7 +205,7 @@ def test_a_step_that_takes_more_gradients_than_it_says_ends_the_round() -> None:
     run, model = few(), Small()
     with pytest.raises(StopIteration):
         PrivateLoop(Greedy(batch_size=9, keep_optimizer_state=False), run, model, 1.0, 1.0).train(
-            PrivateUnits.of(run.data)
+            PrivateUnits.find(run.data)
         )
 
 
@@ -277,7 +277,7 @@ def test_numbers_without_noise_never_leave(tmp_path: Path) -> None:
         report={**reply.report, "other": 0.5},
     )
     assert here.private is not None
-    sent = here.private.told(asked, again, ["loss", "accuracy"], None)
+    sent = here.private.release(asked, again, ["loss", "accuracy"], None)
     assert (metric_values(sent.metrics), sent.report) == (metric_values(reply.metrics), reply.report)
     assert withheld_names(sent.metrics) == ["loss"]
 

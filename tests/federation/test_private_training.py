@@ -99,10 +99,10 @@ def test_noise_is_normal_and_nobody_can_know_it() -> None:
 
 
 def test_each_unit_is_drawn_by_itself() -> None:
-    counts = np.array([len(SecretDraws().drawn(400, 1 / 8)) for _ in range(400)])
+    counts = np.array([len(SecretDraws().draw(400, 1 / 8)) for _ in range(400)])
     assert counts.mean() == pytest.approx(50, abs=2)
     assert counts.var() == pytest.approx(400 / 8 * 7 / 8, rel=0.4)  # a shuffled list would have none
-    assert SecretDraws().drawn(5, 1.0) == [0, 1, 2, 3, 4]
+    assert SecretDraws().draw(5, 1.0) == [0, 1, 2, 3, 4]
 
 
 def test_some_images_of_a_patient_are_chosen_at_random() -> None:
@@ -161,7 +161,7 @@ def stepped(model: nn.Module, data: Any, noise: float = 0.0, clip: float = 0.05,
         with_fewer_channels=lambda inputs, *step: inputs,
     )  # fmt: skip
     before = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    found = PrivateLoop(half, run, model, noise, clip, images).train(PrivateUnits.of(data))  # type: ignore[arg-type]
+    found = PrivateLoop(half, run, model, noise, clip, images).train(PrivateUnits.find(data))  # type: ignore[arg-type]
     assert found.num_steps == 1
     return {name: before[name] - tensor for name, tensor in model.state_dict().items()}
 
@@ -225,11 +225,11 @@ def test_the_noise_has_the_declared_size() -> None:
 def test_a_step_is_divided_by_the_expected_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check a step in which one of five patients is drawn, where 5 / 3 are expected, and one in which none is."""
     model, data = Small(), Few()
-    monkeypatch.setattr(SecretDraws, "drawn", lambda self, count, rate: [2])
+    monkeypatch.setattr(SecretDraws, "draw", lambda self, count, rate: [2])
     of_five = stepped(copy.deepcopy(model), data)
     for name, change in stepped(copy.deepcopy(model), data, batch_size=2, local_steps=1).items():
         torch.testing.assert_close(change, 3 * of_five[name])
-    monkeypatch.setattr(SecretDraws, "drawn", lambda self, count, rate: [])
+    monkeypatch.setattr(SecretDraws, "draw", lambda self, count, rate: [])
     assert not any(change.any() for change in stepped(model, data).values())
 
 
@@ -261,7 +261,7 @@ def test_an_unreadable_image_counts_as_a_gradient_of_zero(caplog: pytest.LogCapt
 
 
 def test_steps_are_fixed_beforehand() -> None:
-    units = PrivateUnits.of(Few())  # type: ignore[arg-type]
+    units = PrivateUnits.find(Few())  # type: ignore[arg-type]
     assert (units.kind, [len(of) for of in units.members]) == ("patient", [2, 1, 3, 1, 2])
     assert units.plan(LocalTraining(batch_size=2, local_epochs=4)) == (1 / 3, 12)
     assert units.plan(LocalTraining(batch_size=9)) == (1.0, 1)
@@ -543,7 +543,7 @@ def test_with_secure_sums_the_norm_of_the_noised_update_leaves(tmp_path: Path) -
     private, reply = site(tmp_path).private, SiteReply("ok", report={"update_norm": 1.5, "probe_loss": 2.0})
     assert private is not None
     for name, sums, left in (("train", {"run": b"r"}, {"update_norm": 1.5}), ("train", {}, {}), ("validate", {}, {})):
-        assert private.told(request(name, {}, sums=sums), reply, [], None).report == left
+        assert private.release(request(name, {}, sums=sums), reply, [], None).report == left
 
 
 def test_that_a_site_allows_sums_only_leaves_as_it_tells_of_no_image(tmp_path: Path) -> None:

@@ -151,14 +151,14 @@ def test_images_of_a_patient_are_drawn_together() -> None:
     units = units_of([p, q, v, p, ("image", "4"), v], 6)
     assert units.kind == "cases"  # patients p and q, a picture, and the volume v where no patient is named
     assert [list(members) for members in units.members] == [[0, 3], [1], [2, 5], [4]]
-    for drawn, chosen in zip(units.drawn("a", COUNT), draws("a", 4, COUNT), strict=True):
+    for drawn, chosen in zip(units.draw("a", COUNT), draws("a", 4, COUNT), strict=True):
         assert list(drawn) == [image for unit in chosen for image in [[0, 3], [1], [2, 5], [4]][unit]]
     assert units_of([p, p, q], 3).kind == "patients"
     assert units_of([v, ("volume", "w")], 2).kind == "volumes"
     assert units_of(["a key of one's own"], 1).kind == "cases"
     alone = units_of(None, 7)
     assert alone.kind == "images"
-    assert np.array_equal(alone.drawn("a", COUNT), draws("a", 7, COUNT))
+    assert np.array_equal(alone.draw("a", COUNT), draws("a", 7, COUNT))
 
 
 def test_a_datalist_says_what_is_drawn(tmp_path: Path) -> None:

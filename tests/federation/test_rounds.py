@@ -545,7 +545,7 @@ def test_models_that_are_not_needed_any_more_are_let_go(tmp_path: Path) -> None:
     run = Run(tmp_path, num_rounds=1, rule=FedLWR(), listeners=[Watch()])
     run.net.__class__ = Light
     start: list[weakref.ref[torch.Tensor]] = []
-    original, know = run.rounds.opening, run.rounds.know
+    original, know = run.rounds.opening, run.rounds.make_collector
 
     def begin() -> Any:
         first, state, context = original()
@@ -562,7 +562,7 @@ def test_models_that_are_not_needed_any_more_are_let_go(tmp_path: Path) -> None:
 
         run.rounds.tests.finish = finished  # type: ignore[method-assign]
 
-    run.rounds.opening, run.rounds.know = begin, known  # type: ignore[assignment, method-assign]
+    run.rounds.opening, run.rounds.make_collector = begin, known  # type: ignore[assignment, method-assign]
     run()
     assert held == {"anchor": 0, "received": 0}
     assert len(start) == 2

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fairflare.base.settings import build
 from fairflare.exchange.messages import STATUS_FAILED, STATUS_OK, SiteReply, clean_meta, clean_state
 from fairflare.federation.plan.plan import Plan, make_plan
-from fairflare.federation.site.script import ScriptSite, built_training, needs, told_training
+from fairflare.federation.site.script import ScriptSite, build_training, describe_training, needs
 from fairflare.federation.site.worker import SiteWorker, round_seed
 from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.base.local_loop import make_optimizer, rate
@@ -70,9 +70,9 @@ def as_script(plan: Plan, folder: Path) -> tuple[ScriptSite, Any]:
         lambda net, batches: plan.task.evaluate(net, batches, "cpu"),
         plan.task.primary_metric,
     )
-    told = clean_meta(told_training(plan.training, plan.task))
+    told = clean_meta(describe_training(plan.training, plan.task))
     task.told = told["metrics"]
-    return ScriptSite("site-1", task, model, built_training(told), {}, folder), data
+    return ScriptSite("site-1", task, model, build_training(told), {}, folder), data
 
 
 def train(site: ScriptSite, data: Any, training: LocalTraining, seed: int, *, told: bool = True) -> None:
@@ -368,7 +368,7 @@ def test_batches_may_be_dicts() -> None:
 )
 def test_only_a_methods_site_half_can_be_told(told: Any, words: str) -> None:
     with pytest.raises(SiteError, match=words):
-        built_training(told)
+        build_training(told)
 
 
 def test_losses_of_samples_are_those_of_the_criterion(tmp_path: Path) -> None:

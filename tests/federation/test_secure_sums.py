@@ -567,7 +567,7 @@ def test_a_late_vector_opens_nothing(tmp_path: Path) -> None:
     plain = masks[0][1].meta["sums"]["questions"][0]
     question = SumAsked.read("server", plain)
     assert (question.attempt, len(question.members)) == (0, 4)
-    total = Addition(question, SumLayout.of(dict(Numbers().build_model().named_parameters())))
+    total = Addition(question, SumLayout.make(dict(Numbers().build_model().named_parameters())))
     for site, _, message in masks[:4]:
         total.add(site, message.params["params"])
     assert total.missing == set()

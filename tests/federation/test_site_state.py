@@ -166,7 +166,7 @@ def dying_at(count: int) -> Iterator[None]:
         save(value, file, *args)
 
     torch.save = half
-    files.to_disk = counted(files.to_disk)
+    files.flush_to_disk = counted(files.flush_to_disk)
     for name in ("open", "replace", "rename", "unlink"):
         setattr(Path, name, counted(getattr(Path, name)))
     yield

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.base.cases.floor import hidden_rows
-from fairflare.core.statistics.group_sums import hidden_groups, hidden_parts
+from fairflare.base.cases.floor import find_hidden_rows
+from fairflare.core.statistics.group_sums import find_hidden_groups, find_hidden_parts
 from fairflare.exchange.messages import Message
 from fairflare.federation.site.groups import KEPT, NAMES, SUMS
 from fairflare.reporting.groups import POOLED, group_notes
@@ -463,9 +463,10 @@ def test_no_count_below_the_floor_follows_from_sums() -> None:
         of, labels = (np.array([draws.choice(len(row), images, p=row) for row in share]) for share in shares)
         counts = np.array([[[((o == g) & (la == c)).sum() for c in range(classes)] for g in range(groups)]
                            for o, la in zip(of, labels, strict=True)])  # fmt: skip
-        hidden = [hidden_groups(range(images), o, groups, least) for o in of]
+        hidden = [find_hidden_groups(range(images), o, groups, least) for o in of]
         parts = [
-            hidden_parts(range(images), la, o, h, least, classes) for la, o, h in zip(labels, of, hidden, strict=True)
+            find_hidden_parts(range(images), la, o, h, least, classes)
+            for la, o, h in zip(labels, of, hidden, strict=True)
         ]
         known = list[np.ndarray]()
 
@@ -475,7 +476,7 @@ def test_no_count_below_the_floor_follows_from_sums() -> None:
 
         for site in range(sites):
             tells(site)
-            rare = hidden_rows(dict(enumerate(counts[site].sum(0).tolist())), least)
+            rare = find_hidden_rows(dict(enumerate(counts[site].sum(0).tolist())), least)
             for label in {*range(classes)} - rare:
                 tells(site, slice(None), label)
         for group in range(groups):

@@ -100,7 +100,7 @@ def part(kind: str, model: nn.Module, labels: int = 4, shape: tuple[int, ...] = 
         site="a", task=SimpleNamespace(consistency=kind), data=Made(labels, shape), current_round=t, num_rounds=40,
         seed=5, first_pass=True, on_device=lambda tensor: tensor,
     )  # fmt: skip
-    found = Consistency.of(LocalTraining(batch_size=2, unlabelled="consistency"), of, model)
+    found = Consistency.make(LocalTraining(batch_size=2, unlabelled="consistency"), of, model)
     assert found is not None
     return found
 
@@ -189,7 +189,7 @@ def test_no_sure_answer_is_no_step(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(
         SiteError, match="no training step in round 0: the model predicts none of the site's 6"
     ) as raised:
-        term.told(SimpleNamespace(more={}, num_steps=0))  # type: ignore[arg-type]
+        term.report(SimpleNamespace(more={}, num_steps=0))  # type: ignore[arg-type]
     assert raised.value.skipped
 
 

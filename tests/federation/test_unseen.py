@@ -14,7 +14,7 @@ from fairflare.federation.plan.plan import Plan, make_plan
 from fairflare.federation.site.site_file import own_settings
 from fairflare.federation.transports.local import run_local
 from fairflare_lab.cli.compare.series import Entry, Run, Series, leaving_out
-from fairflare_lab.compare.at_left_out import RUN_DIR, at_unseen, without
+from fairflare_lab.compare.at_left_out import RUN_DIR, drop_site, evaluate_unseen
 from fairflare_lab.compare.left_out import Unseen
 from fairflare_lab.compare.unseen import unseen_table
 from tests.unit.report_runs import read
@@ -60,7 +60,7 @@ def measured(plan: Plan, state: dict[str, torch.Tensor], *, adapted: bool) -> fl
 
 def test_the_figure_is_that_of_the_saved_model_at_the_site_that_was_not_there(tmp_path: Path) -> None:
     given, plan, state = trained(tmp_path, "fed_avg")
-    found = at_unseen(given, tmp_path, "site-3", {})
+    found = evaluate_unseen(given, tmp_path, "site-3", {})
     assert found.metrics["dice"] == pytest.approx(measured(plan, state, adapted=False), abs=1e-6)
     assert found.adapted["dice"] == pytest.approx(measured(plan, state, adapted=True), abs=1e-4)
     assert found.metrics["dice"] != found.adapted["dice"]
@@ -74,7 +74,7 @@ def test_the_figure_is_that_of_the_saved_model_at_the_site_that_was_not_there(tm
     assert found.images == len(losses) == data.num_samples("test")
     assert found.metrics["loss"] == pytest.approx(math.fsum(losses) / len(losses), rel=1e-4)
     with pytest.raises(ValueError, match="'site-2' was part of the run"):
-        at_unseen(given, tmp_path, "site-2", {})
+        evaluate_unseen(given, tmp_path, "site-2", {})
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_what_stays_at_the_sites_has_no_figure(
     method: str, settings: dict[str, Any], adapts: bool, tmp_path: Path
 ) -> None:
     given, plan, state = trained(tmp_path, method, **settings)
-    found = at_unseen(given, tmp_path, "site-3", {})
+    found = evaluate_unseen(given, tmp_path, "site-3", {})
     assert not found.metrics
     assert "no common model" in found.reason
     assert bool(found.adapted) == adapts
@@ -130,7 +130,7 @@ def test_what_cannot_be_left_out(sites: int, told: str, message: str) -> None:
 
 def test_a_block_is_taken_out() -> None:
     local = {"device": "cpu", "sites": {"a": {"x": 1}, "b": {}}}
-    assert without(local, "a") == {"device": "cpu", "sites": {"b": {}}}
+    assert drop_site(local, "a") == {"device": "cpu", "sites": {"b": {}}}
     assert set(local["sites"]) == {"a", "b"}
 
 

@@ -17,7 +17,7 @@ from fairflare import client
 from fairflare.base.checks import MAX_REASON
 from fairflare.data.datalist import DataError
 from fairflare.exchange.messages import Message, clean_meta, clean_state, encode_task
-from fairflare.federation.site.script import told_training
+from fairflare.federation.site.script import describe_training
 from fairflare.flare import client_api
 from fairflare.flare.messages.wire import META_KEY, TRAINING_KEY, decode_model, encode_model
 from fairflare.methods.base.training import LocalTraining
@@ -74,7 +74,7 @@ TASK = ScriptTask(model="own.Net", metrics={"recall_tumour": {"higher_is_better"
 def asked(name: str, training: LocalTraining | None, current_round: int = 0, **more: Any) -> tuple[str, FLModel]:
     message = encode_task(request(name, STATE, current_round, **more))
     if training is not None:
-        message.meta[TRAINING_KEY] = clean_meta(told_training(training, TASK))
+        message.meta[TRAINING_KEY] = clean_meta(describe_training(training, TASK))
     return name, encode_model(message, 3)
 
 
@@ -156,7 +156,7 @@ def test_the_primary_metric_is_the_job_s_unless_the_script_names_one(
 ) -> None:
     task = ScriptTask(model="own.Net", metric="bal", metrics={"bal": {"higher_is_better": True}})
     message = encode_task(request("validate", STATE, 0))
-    message.meta[TRAINING_KEY] = clean_meta(told_training(LocalTraining(), task))
+    message.meta[TRAINING_KEY] = clean_meta(describe_training(LocalTraining(), task))
     flare, site, _ = federation(
         ("validate", encode_model(message, 3)), **({} if named is None else {"primary_metric": named})
     )

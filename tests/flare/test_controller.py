@@ -173,7 +173,7 @@ def test_the_model_is_sent_in_turns_while_the_rounds_run(tmp_path: Path, monkeyp
         asked.append(cell)
         yield False
 
-    monkeypatch.setattr("fairflare.flare.controller.sent_in_turns", turns)
+    monkeypatch.setattr("fairflare.flare.controller.send_in_turns", turns)
     server = Server(tmp_path, num_rounds=1)
     server.run()
     assert len(asked) == 1

@@ -18,7 +18,7 @@ from nvflare.fuel.utils import fobs
 from nvflare.fuel.utils.fobs import dots
 
 from fairflare.flare.messages import sending
-from fairflare.flare.messages.sending import Sent, Turns, sent_in_turns
+from fairflare.flare.messages.sending import Sent, Turns, send_in_turns
 
 from ..e2e.poc_tools import free_ports
 
@@ -198,7 +198,7 @@ def fetched(site: Cell) -> dict[str, torch.Tensor]:
 
 
 def opened(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> list[Turns]:
-    """Return where the next ``sent_in_turns`` puts its objects, with other limits."""
+    """Return where the next ``send_in_turns`` puts its objects, with other limits."""
     made: list[Turns] = []
     monkeypatch.setattr(sending, "Turns", lambda serve: made.append(Turns(serve, **settings)) or made[0])
     return made
@@ -223,7 +223,7 @@ def test_every_site_gets_the_same_bits_with_few_pieces_under_way(cells, monkeypa
         return reply
 
     monkeypatch.setattr(DownloadService, "_handle_download", watched)
-    with sent_in_turns(server) as in_turns, ThreadPoolExecutor(SITES) as pool:
+    with send_in_turns(server) as in_turns, ThreadPoolExecutor(SITES) as pool:
         assert in_turns
         found = list(pool.map(fetched, sites))
     for one in found:
@@ -246,7 +246,7 @@ def test_sites_that_die_while_they_fetch_hold_nobody_up(cells, monkeypatch):
     server.register_request_cb(channel="work", topic="task", cb=lambda request: make_reply("ok", "", {"model": model}))
     turns = opened(monkeypatch, under_way=2**20, patience=0.3, longest_wait=1000.0)
     dead, living = sites[:2], sites[2:]
-    with sent_in_turns(server), ThreadPoolExecutor(SITES) as pool:
+    with send_in_turns(server), ThreadPoolExecutor(SITES) as pool:
         for site in dead:  # asks for the first piece, and is not heard of again
             before = set(turns[0].models)
             fobs.dumps(model, fobs_ctx=server.get_fobs_context())

@@ -153,7 +153,7 @@ class Bench:
                 self.server.task, self.server.rule, self.server, self.server, self.place, [FlareEvents(self.server)]
             )
             _, state, context = rounds.opening()
-            rounds.know(context)
+            rounds.make_collector(context)
             self.facts = rounds.check.facts
             self.like = dict(state)
             self.state = dict(rounds._round(0, state))
@@ -208,7 +208,7 @@ class Bench:
 
         rounds.journal.checked = noted  # type: ignore[method-assign]
         rounds.check.run(HOSTILE)
-        rounds.know(RunContext(reported=rounds.check.said, facts=rounds.check.facts))
+        rounds.make_collector(RunContext(reported=rounds.check.said, facts=rounds.check.facts))
         left = [{"site": s, "phase": TASK_CHECK, "reason": why} for s, why in sorted(said[0].left_out.items())]
         honest = {site: facts for site, facts in rounds.check.facts.items() if site != self.bad}
         self._note(trace, rounds, state, {"left_out": left, "facts": honest})
@@ -227,7 +227,7 @@ class Bench:
         rounds.journal.store.load_state_dict(self.stored, self.log)
         if self.phase != TASK_CHECK:
             rounds.check.facts.update(copy.deepcopy(self.facts))
-        rounds.know(RunContext(reported=rounds.check.said, facts=rounds.check.facts))
+        rounds.make_collector(RunContext(reported=rounds.check.said, facts=rounds.check.facts))
         return rounds
 
     def _note(self, trace: Trace, rounds: Rounds, state: dict[str, torch.Tensor], record: dict[str, Any]) -> None:

@@ -147,20 +147,20 @@ def use(folder: Path, sealed: bool, in_job: bool = False) -> None:
     text = file.read_text(encoding="utf-8", errors="surrogateescape") if in_job else None
     parts = BundleParts(Bundle(folder, ["train"], sealed=shipped_classes() if sealed else None, text=text))
     parts.check()
-    network = parts.made("network")
+    network = parts.make("network")
     optimizer = parts.optimizer(list(network.parameters()))
-    if not isinstance(parts.made("train_batch_size"), int):
+    if not isinstance(parts.make("train_batch_size"), int):
         raise BundleError("key 'train#dataloader#batch_size' is no number")
     files = {kind: str(folder.parent / "site" / f"{kind}.npy") for kind in ("image", "label")}
     try:
-        patch = parts.made("train_preprocessing")({**files})[0]
-        parts.made("validate_preprocessing")({**files})
+        patch = parts.make("train_preprocessing")({**files})[0]
+        parts.make("validate_preprocessing")({**files})
         output = network(patch["image"][None])
         parts.kept("loss")(output, patch["label"][None]).backward()
         optimizer.step()
         parts.kept("validate_inferer")(patch["image"][None], network)
         made = parts.kept("validate_postprocessing")({"pred": output[0].detach(), "label": patch["label"]})
-        parts.kept("key_metric").of_image(made, "label")
+        parts.kept("key_metric").measure_image(made, "label")
     except Exception as error:  # a wrong size or value is found at the first image, which FairFlare refuses by name
         raise BundleError(f"key 'transforms' cannot do with the image: {error!r:.300}") from error
 

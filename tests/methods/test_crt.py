@@ -157,10 +157,10 @@ def test_networks_and_tasks_without_a_classifier_are_refused():
     with pytest.raises(ValueError, match="method 'fed_avg': crt_rounds needs a classifier; set crt_rounds=0"):
         make_plan("fed_avg", settings={"crt_rounds": 2})
     run: Any = SimpleNamespace(site="a", directives=TOLD)
-    half = ClassifierRetraining.told(LocalTraining(), TOLD)
+    half = ClassifierRetraining.choose(LocalTraining(), TOLD)
     with pytest.raises(SiteError, match=r"site 'a': crt_rounds needs a network with embed\(images\)"):
         half.train(run, torch.nn.Linear(2, 2))
-    assert ClassifierRetraining.told(half, {}) is half
+    assert ClassifierRetraining.choose(half, {}) is half
 
 
 def test_a_script_of_the_sites_own_is_refused(tmp_path):

@@ -23,7 +23,7 @@ from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.base.local_loop import LocalLoop
 from fairflare.methods.base.training import LocalTraining, SiteError
 from fairflare.methods.parts.fine_tuning import DIRECTIVE, FineTuning
-from fairflare.reporting.documents import as_json
+from fairflare.reporting.documents import encode_value
 from fairflare.reporting.sites.own_models import (
     advice_sentences,
     cases_needed,
@@ -110,7 +110,7 @@ def test_sentences_and_table_by_hand() -> None:
     assert [of[site]["advice"] for site in "abcd"] == ["should use it", "should not", "cannot tell", "no step helped"]
     assert [of[site]["p_holm"] for site in "abc"] == pytest.approx([0.03, 0.03, 0.06])
     assert of["a"]["others"] == {"b": -2.0, "c": 1.0}  # 7 is 2 worse than 5
-    results = read(personal=as_json({**found, "part": "head", "left_out": {"e": "it was away"}}, ""))
+    results = read(personal=encode_value({**found, "part": "head", "left_out": {"e": "it was away"}}, ""))
     sentences = [text for text, _ in advice_sentences(results).values()]
     assert [*sentences, *personal_notes(results)] == [
         "Own models: better than the common one at the own site, and to be used there: a (+2.000, 95 % [1.0, 3.0]).",
@@ -207,9 +207,9 @@ def test_steps_are_chosen_on_validation_and_no_step_is_a_candidate(
 
 def test_the_learning_rate_is_a_tenth_and_terms_of_the_method_are_left_out() -> None:
     prox = build(all_methods()["fed_prox"].training, {"learning_rate": 0.5, "personalise": "finetune"})
-    found = FineTuning.told(prox, {DIRECTIVE: True}, shares=False)
+    found = FineTuning.choose(prox, {DIRECTIVE: True}, shares=False)
     assert (type(found), found.learning_rate, found.local_epochs) == (FineTuning, 0.05, 1)
-    assert FineTuning.told(prox, {}, shares=False) is prox
+    assert FineTuning.choose(prox, {}, shares=False) is prox
 
 
 def test_with_fewer_than_ten_validation_cases_no_step_is_made(tmp_path: Path) -> None:

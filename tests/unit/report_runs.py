@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fairflare.reporting.documents import SCHEMA_VERSION, Results, as_json
+from fairflare.reporting.documents import SCHEMA_VERSION, RunResults, encode_value
 from fairflare.reporting.findings import site_findings
 from fairflare.reporting.standing import standing_notes
 from tests.sections import upgraded
@@ -83,18 +83,18 @@ def document(label: str, seed: int, values: Mapping[str, float], rounds: int = 2
     }
 
 
-def read(**parts: Any) -> Results:
+def read(**parts: Any) -> RunResults:
     """Read a document of these parts, as a run's own is read; NaN is what a file has as null."""
-    return Results.model_validate(as_json(upgraded(parts), "results"))
+    return RunResults.model_validate(encode_value(upgraded(parts), "results"))
 
 
-def on_sites(results: Results) -> list[str]:
+def on_sites(results: RunResults) -> list[str]:
     """Return what is said of a run's sites: first, and in the notes."""
     metric = results.inequality.metric or results.info.primary_metric
     return [*(one.text for one in site_findings(results, metric)), *standing_notes(results)]
 
 
-def read_all(runs: Sequence[Mapping[str, Any]]) -> list[Results]:
+def read_all(runs: Sequence[Mapping[str, Any]]) -> list[RunResults]:
     return [read(**run) for run in runs]
 
 

@@ -105,7 +105,7 @@ def test_the_statistics_are_those_of_all_pictures_and_nothing_else_changes(
         else:
             assert torch.equal(tensor, before.state[name]), name
     assert after.adapted == COUNT
-    assert f"norm statistics of {COUNT} other pictures" in after.in_words()
+    assert f"norm statistics of {COUNT} other pictures" in after.describe()
 
 
 def test_predict_takes_it_and_says_another_thing(common: Path, images: Path, tmp_path: Path) -> None:

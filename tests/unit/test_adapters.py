@@ -199,7 +199,7 @@ def test_settings_come_by_the_command_line_and_back_from_a_models_file() -> None
     assert isinstance(again.adapters, Lora)
     assert values_of(again) == values_of(task)
     assert isinstance(ClassificationTask().adapters, NoAdapters)
-    assert isinstance(Adapters.of("lora"), Lora)
+    assert isinstance(Adapters.parse("lora"), Lora)
 
 
 def test_a_network_of_the_users_own_gets_adapters_too() -> None:

@@ -91,7 +91,7 @@ def test_moments_of_values_far_from_0() -> None:
     values = 1e4 + 1e-2 * torch.randn(4000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found: Moments | None = None
     for part in values.split([1, 999, 3000]):
-        found = Moments.of(part) if found is None else found.joined(Moments.of(part))
+        found = Moments.compute(part) if found is None else found.joined(Moments.compute(part))
     assert found is not None
     assert found.count == 4000
     torch.testing.assert_close(found.squares / 4000, values.var(0, correction=0), rtol=1e-6, atol=0)

@@ -366,7 +366,7 @@ def test_metric_and_loss_are_those_of_the_bundle(task: MonaiBundleTask, data: Si
     assert found == {"dice": pytest.approx(expected, abs=1e-7), "loss": pytest.approx(loss, abs=1e-6)}
     assert 0 < expected < 1
     assert model.training is False
-    drawn = task.resampled(model, data, units_of(data.cases("test"), 2).drawn("site-1", 20), "cpu")
+    drawn = task.resampled(model, data, units_of(data.cases("test"), 2).draw("site-1", 20), "cpu")
     assert drawn == pytest.approx(values[:, 0].double().numpy()[draws("site-1", 2, 20)].mean(1), abs=1e-7)
     said = task.sampling(model, data, "cpu")
     error = values[:, 0].double().numpy().std(ddof=1) / 2**0.5
@@ -400,7 +400,7 @@ def test_several_structures_and_one_that_is_not_there(tmp_path: Path) -> None:
     none = task.open_site("s", write_volumes(tmp_path / "none", classes=1))
     with pytest.raises(DataError, match="iou is not defined on any of 2 image"):
         task.evaluate(model, none.batches("test", batch_size=1), "cpu")
-    drawn = task.resampled(model, none, units_of(none.cases("test"), 2).drawn("s", 3), "cpu")
+    drawn = task.resampled(model, none, units_of(none.cases("test"), 2).draw("s", 3), "cpu")
     assert drawn is not None
     assert np.isnan(drawn).all()
     assert task.sampling(model, none, "cpu") == {}  # no image counts

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from fairflare.base.cases.census import Census, annotated_by_labels, question, told_cases, unexplained
+from fairflare.base.cases.census import Census, annotated_by_labels, count_reportable, question, unexplained
 from fairflare.cli.commands import app
 from fairflare.data.datalist import DataError, write_datalist
 from fairflare.data.preparers.__main__ import main
@@ -63,15 +63,15 @@ def written(folder: Path, sites: dict[str, Any]) -> Path:
 def census(data: Any) -> dict[str, int]:
     """Cases with each structure or class, of all the site's lists, by name."""
     marks = [mark for split in ("training", "validation", "test") for mark in data.marks(split)]
-    return Census(marks).told(data.task.names(), 1)
+    return Census(marks).count_reportable(data.task.names(), 1)
 
 
 def test_the_worked_example_of_a_floor() -> None:
     """Check 12 cases with floor 5: of 12, 3 and 0 only the first number may leave; 9 would reveal the 3 without."""
     counts = {"a": 12, "b": 3, "c": 0, "d": 9, "e": 7}
-    assert told_cases(counts, 12, 5) == {"a": 12, "e": 7}
-    assert told_cases(counts, 12, 1) == {"a": 12, "b": 3, "d": 9, "e": 7}
-    assert told_cases({"a": 5, "b": 4}, 10, 5) == {"a": 5}
+    assert count_reportable(counts, 12, 5) == {"a": 12, "e": 7}
+    assert count_reportable(counts, 12, 1) == {"a": 12, "b": 3, "d": 9, "e": 7}
+    assert count_reportable({"a": 5, "b": 4}, 10, 5) == {"a": 5}
 
 
 def test_who_is_asked_about_what() -> None:

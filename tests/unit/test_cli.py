@@ -45,7 +45,7 @@ from fairflare.federation.plan.run_settings import LIKE_SETTINGS, RunSettings
 from fairflare.federation.plan.task_files import TASKS_BY_KIND, load_task_class
 from fairflare.methods.base.catalog import all_methods, get_method
 from fairflare.provision import job_classes
-from fairflare.reporting.documents import Results
+from fairflare.reporting.documents import RunResults
 from tests.bundles import write_bundle
 from tests.tiny import run_document
 
@@ -518,7 +518,7 @@ def test_a_bug_of_ours_shows_its_traceback(tmp_path: Path, monkeypatch: pytest.M
     def broken(*arguments: Any, **named: Any) -> Any:
         return "a" + 1  # type: ignore[operator]
 
-    monkeypatch.setattr("fairflare.federation.plan.plan.plan_of", broken)
+    monkeypatch.setattr("fairflare.federation.plan.plan.plan_run", broken)
     monkeypatch.setattr(sys, "argv", ["fairflare", "export", "fed_avg", "--out", str(tmp_path / "jobs")])
     with pytest.raises(TypeError, match="can only concatenate str") as raised:
         cli.main()
@@ -714,9 +714,9 @@ def test_what_the_sites_of_a_simulator_kept_back_is_in_its_log(tmp_path: Path) -
         "2026 - ERROR - RuntimeError: no",
     ]
     log.write_text("\n".join([*lines, "torch.cuda.OutOfMemoryError: 2 GiB", *lines]))
-    kept = Results(reason="site 'a': train failed with RuntimeError (details in the site's log)")
+    kept = RunResults(reason="site 'a': train failed with RuntimeError (details in the site's log)")
     assert what_sites_said(kept, log) == [lines[1], "torch.cuda.OutOfMemoryError: 2 GiB"]
-    assert what_sites_said(Results(reason="site 'a': no data"), log) == []
+    assert what_sites_said(RunResults(reason="site 'a': no data"), log) == []
     assert what_sites_said(kept, tmp_path / "none.log") == []
 
 

@@ -135,16 +135,16 @@ def test_only_deterministic_operations_and_afterwards_as_before(monkeypatch: pyt
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     before = determinism()
     assert before[:2] == (False, True)
-    with Computing().in_force():
+    with Computing().enforce():
         assert determinism() == before
-    with Computing(deterministic=True).in_force():
+    with Computing(deterministic=True).enforce():
         assert determinism() == (True, False, False)
     assert determinism() == before
     places = torch.tensor([0, 0])
-    with pytest.raises(NoSuchForm, match=r"^put_$"), Computing(deterministic=True).in_force():
+    with pytest.raises(NoSuchForm, match=r"^put_$"), Computing(deterministic=True).enforce():
         torch.zeros(2).put_(places, torch.ones(2))
     assert determinism() == before
-    with pytest.raises(RuntimeError, match="another"), Computing(deterministic=True).in_force():
+    with pytest.raises(RuntimeError, match="another"), Computing(deterministic=True).enforce():
         raise RuntimeError("another")
     assert determinism() == before
     torch.zeros(2).put_(places, torch.ones(2))
@@ -182,4 +182,4 @@ def test_it_says_where_bf16_is_slow(
     monkeypatch: pytest.MonkeyPatch, precision: Any, device: str, has: bool, told: str
 ) -> None:
     monkeypatch.setattr("fairflare.base.machine.computing._cpu_has_bf16", lambda: has)
-    assert Computing(precision=precision).on(torch.device(device)) == told
+    assert Computing(precision=precision).describe(torch.device(device)) == told

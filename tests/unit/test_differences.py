@@ -18,7 +18,7 @@ from scipy.optimize import brentq
 from fairflare.base.cases.resampling import draws, units_of
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
-from fairflare.reporting.documents import Results
+from fairflare.reporting.documents import RunResults
 from fairflare.reporting.results import read_results
 from fairflare.reporting.values import parts_of
 from fairflare_lab.compare.comparison import compare, comparison_of
@@ -29,7 +29,7 @@ from fairflare_lab.compare.runs import Contrast
 from tests.unit.report_runs import read
 
 
-def run(label: str, seed: int, by_site: dict[str, float | None], metric: str = "dice", **head: Any) -> Results:
+def run(label: str, seed: int, by_site: dict[str, float | None], metric: str = "dice", **head: Any) -> RunResults:
     """Return a run whose draws of test patients do not scatter, so that all scatter is over the seeds."""
     info = {"label": label, "config": {"seed": seed}, "sites": sorted(by_site), "primary_metric": metric}
     test = {site: {metric: value} for site, value in by_site.items()}
@@ -148,7 +148,7 @@ def ends_by_hand(mean: float, error: float, df: float, drawn: np.ndarray) -> lis
     return [mean - below * error, mean + above * error]
 
 
-def scored(label: str, seed: int, images: dict[str, np.ndarray], count: int = 100) -> Results:
+def scored(label: str, seed: int, images: dict[str, np.ndarray], count: int = 100) -> RunResults:
     """Return a run whose metric is the mean of each site's images, with draws as the sites make them."""
     drawn = {s: scores[draws(s, len(scores), count)].mean(1).tolist() for s, scores in images.items()}
     return run(label, seed, {site: float(scores.mean()) for site, scores in images.items()}, resampled=drawn)
@@ -289,7 +289,7 @@ def drawn_run(label: str, seed: int, images: dict[str, np.ndarray], patients: di
     resampled, told = {}, {}
     for site, scores in images.items():
         units = units_of([("patient", str(whose)) for whose in patients[site]], len(scores))
-        resampled[site] = [float(scores[one].mean()) for one in units.drawn(site, 100)]
+        resampled[site] = [float(scores[one].mean()) for one in units.draw(site, 100)]
         told[site] = {"unit": units.kind, "count": len(units.members)}
     by_site = {site: float(scores.mean()) for site, scores in images.items()}
     return run(label, seed, by_site, resampled=resampled, resampled_units=told, **head)
@@ -387,7 +387,7 @@ def test_trained_runs_are_compared_over_patients_where_the_lists_name_them(tmp_p
     sites = ["site-1", "site-2"]
     small = {"image_size": [33, 33], "features": [4, 4, 8, 8], "batch_size": 4, "num_classes": 2, "local_epochs": 1}
 
-    def trained(name: str, method: str, rate: float, seed: int) -> Results:
+    def trained(name: str, method: str, rate: float, seed: int) -> RunResults:
         more: dict[str, Any] = {"settings": {**small, "learning_rate": rate}, "seed": seed, "bootstrap": 60}
         made = make_plan(method, task="classification", sites=sites, num_rounds=1, **more)
         folders = {site: {"data_root": str(tmp_path / name / site)} for site in sites}
@@ -487,7 +487,7 @@ def test_cannot_tell_is_not_within_noise() -> None:
 # ------------------------------------------------------------------------------------------------ last models
 
 
-def last_run(label: str, seed: int, values: list[float]) -> Results:
+def last_run(label: str, seed: int, values: list[float]) -> RunResults:
     """Return a run; ``values``: of site a after each last round; site b has half, clean images have more."""
     tests = [
         {s: {"dice": v * f, "clean/dice": v * f + 0.1, "bad/dice": v * f - 0.2} for s, f in (("a", 1.0), ("b", 0.5))}
@@ -503,9 +503,9 @@ def test_the_last_models_are_pooled() -> None:
     one = {0: [0.5, 0.6, 0.7], 1: [0.4, 0.5, 0.6]}
     row = row_of("fed_avg", [last_run("fed_avg", s, v) for s, v in one.items()], "dice", last=True)
     pooled = np.array([*one[0], *one[1]])
-    assert (row.at("a").mean, row.at("a").sd) == pytest.approx((pooled.mean(), pooled.std()))
-    assert row.over("mean").mean == pytest.approx(0.75 * pooled.mean())
-    assert row.over("worst").sd == pytest.approx(0.5 * pooled.std())
+    assert (row.summarise_site("a").mean, row.summarise_site("a").sd) == pytest.approx((pooled.mean(), pooled.std()))
+    assert row.summarise("mean").mean == pytest.approx(0.75 * pooled.mean())
+    assert row.summarise("worst").sd == pytest.approx(0.5 * pooled.std())
     with pytest.raises(ValueError, match="'fed_avg' has no test of its last models; run it with test_last=5"):
         row_of("fed_avg", [*REFERENCE], "dice", last=True)
 

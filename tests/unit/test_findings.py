@@ -17,7 +17,7 @@ from fairflare.reporting.table import class_table, fairness_table, table_of
 from fairflare.reporting.values import guess_of, missing_reason
 from fairflare_lab.compare.comparison import comparison_of, row_table
 from fairflare_lab.compare.comparison_json import comparison_json
-from fairflare_lab.page.material import of_one, of_several
+from fairflare_lab.page.material import describe_comparison, describe_run
 from fairflare_lab.page.write import build
 from tests.unit.report_runs import document, read
 
@@ -354,7 +354,7 @@ def test_of_a_run_console_page_and_json_say_the_same_first(name: str) -> None:
     assert [text for text in said if text in expected] == expected  # all of them, in this order
     lines = fairness_table(results).split("\n\n")[0].splitlines()
     assert lines[1 : 1 + len(said)] == said
-    page = build(of_one(results))
+    page = build(describe_run(results))
     assert page.first == said
     assert_ordered([one["kind"] for one in _plain_results(results, None)["findings"]], said)
 
@@ -367,7 +367,7 @@ def test_of_a_comparison_console_page_and_json_say_the_same_first(name: str) -> 
     said = [one["text"] for one in comparison_json(found)["findings"]]
     assert said[: len(expected)] == expected
     assert row_table(found).splitlines()[: len(said)] == said
-    page = build(of_several(runs, None, None, {}, []))
+    page = build(describe_comparison(runs, None, None, {}, []))
     assert page.first == said
     assert_ordered([one["kind"] for one in comparison_json(found)["findings"]], said)
 
@@ -414,7 +414,7 @@ def test_one_place_says_why_a_figure_is_missing(parts: dict[str, Any], reason: s
     results = read(**run(**{"test": {"site-3": {"dice": None}}, **parts}))
     assert missing_reason(results, "dice", "site-3") == reason
     told = f"Average and spread of Dice are over 2 of 3 sites, without site-3 ({reason})."
-    assert told in build(of_one(results)).first
+    assert told in build(describe_run(results)).first
     assert told in fairness_table(results)
     assert f"({reason})" in row_table(comparison_of([results]))
 
@@ -445,7 +445,7 @@ def test_metrics_that_nobody_asked_for_are_folded() -> None:
     assert "accuracy_gap" in whole
     folded = {
         part.name: part.folded  # type: ignore[union-attr]
-        for section in build(of_one(results)).sections for part in section.parts if hasattr(part, "folded")
+        for section in build(describe_run(results)).sections for part in section.parts if hasattr(part, "folded")
     }  # fmt: skip
     assert folded["gaps_tone"]
     assert not folded["sites"]

@@ -79,15 +79,17 @@ def test_equal_sets_change_nothing() -> None:
 
 
 def test_what_no_image_marks_does_not_count_though_all_have_the_same_then() -> None:
-    of = footing(A="s1 s2", B="s1 s2").without({"A": {"s2": 0}, "B": {"s1": 4, "s2": 0}})
+    of = footing(A="s1 s2", B="s1 s2").drop_empty({"A": {"s2": 0}, "B": {"s1": 4, "s2": 0}})
     values = {site: {"dice": 0.95, "dice_s1": 0.9, "dice_s2": 1.0} for site in "AB"}
     assert of.how == "shared"
     assert [m["dice"] for m in of.make_comparable(values).values()] == [0.9, 0.9]
-    assert not footing(A="s1 s2", B="s1 s2").without({"A": {"s2": 3}}).how
+    assert not footing(A="s1 s2", B="s1 s2").drop_empty({"A": {"s2": 3}}).how
 
 
 def test_of_a_single_structure_a_site_whose_images_mark_none_has_no_figure() -> None:
-    found = footing(A="s1", B="s1").without({"B": {"s1": 0}}).make_comparable({"A": {"dice": 0.7}, "B": {"dice": 1.0}})
+    found = (
+        footing(A="s1", B="s1").drop_empty({"B": {"s1": 0}}).make_comparable({"A": {"dice": 0.7}, "B": {"dice": 1.0}})
+    )
     assert found["A"]["dice"] == 0.7
     assert math.isnan(found["B"]["dice"])
 

@@ -12,10 +12,10 @@ import pytest
 from fairflare.base.cases.sampling import BINS
 from fairflare.core.fairness import summarize
 from fairflare.core.statistics.footing import Footing
-from fairflare.reporting.documents import as_json
+from fairflare.reporting.documents import encode_value
 from fairflare.reporting.table import class_table, fairness_table, summary_of, table_of
 from fairflare_lab.compare.comparison import compare, comparison_of
-from fairflare_lab.page.material import of_one
+from fairflare_lab.page.material import describe_run
 from fairflare_lab.page.write import build
 from tests.sections import standing_of
 from tests.unit.report_runs import document, on_sites, read, read_all
@@ -39,7 +39,7 @@ def run(
     cases: int = 30,
 ) -> Any:
     structures = {site: frozenset(n.removeprefix("dice_") for n in of if "_" in n) for site, of in metrics.items()}
-    footing = Footing(structures, "dice").without(support or {})
+    footing = Footing(structures, "dice").drop_empty(support or {})
     made = document(label, 0, {site: of["dice"] for site, of in metrics.items()})
     made["test"] = footing.make_comparable(metrics)
     said = {
@@ -50,7 +50,7 @@ def run(
     made["info"]["shown_metrics"] = ["dice"]
     made["info"]["higher_is_better"] |= {"dice_<class>": True}
     made["inequality"] = standing_of(made["test"], said, made["info"], footing)
-    made["footing"] = as_json(footing.as_dict(), "x") if footing.differs else None
+    made["footing"] = encode_value(footing.as_dict(), "x") if footing.differs else None
     return made
 
 
@@ -81,7 +81,7 @@ def test_structures_stand_beside_their_support_with_worst_and_spread_over_those_
     assert "nucleus; " not in said  # no image marks it: in no comparison
     assert "average - 0.774" in said
     assert "worst site - cellavision?" in said
-    page = build(of_one(read(**made)))
+    page = build(describe_run(read(**made)))
     (table,) = (p for s in page.sections for p in s.parts if p.name == "structures")
     rows = list(csv.DictReader(io.StringIO(table.csv())))  # type: ignore[union-attr]
     assert rows[0]["nucleus test images"] == "empty masks"
@@ -113,7 +113,7 @@ def test_sites_that_nothing_links_are_ranked_within() -> None:
     assert of.worst_site == ""
     assert of.std != of.std
     assert of.mean == pytest.approx(1.3 / 3)
-    page = build(of_one(read(**made)))
+    page = build(describe_run(read(**made)))
     (over_time,) = (p for s in page.sections for p in s.parts if p.name == "rounds" and hasattr(p, "rows"))
     assert [math.isfinite(cell.mean) for cell in over_time.rows[0][2:5]] == [True, False, False]
     assert not results.inequality.test
@@ -130,7 +130,7 @@ def test_a_comparison_of_methods_says_it_and_has_no_worst_site_over_unlinked_one
     assert "The sites annotate, or mark, different structures, classes or findings (A: s1; B: s2)" in text
     made = comparison_of(runs)
     assert {d.measure for d in made.differences} == {"average", "A", "B"}
-    assert all(row.over("worst").mean != row.over("worst").mean for row in made.rows)
+    assert all(row.summarise("worst").mean != row.summarise("worst").mean for row in made.rows)
 
 
 def test_equal_sets_say_nothing_new() -> None:
@@ -193,7 +193,7 @@ def test_heads_say_what_comparable_figures_rest_on() -> None:
 
 
 def test_the_page_marks_adjusted_figures_and_claims_nothing_of_unlinked_sites() -> None:
-    page = of_one(read(**run(ABC)))
+    page = describe_run(read(**run(ABC)))
     assert (
         "In Dice (adjusted), C has the worst value, 0.600; whether chance explains that is not known: how sure an "
         "adjusted "
@@ -201,5 +201,5 @@ def test_the_page_marks_adjusted_figures_and_claims_nothing_of_unlinked_sites() 
     ) in build(page).first
     sites = next(part for section in build(page).sections for part in section.parts if part.name == "sites")
     assert "interval" not in sites.caption
-    apart = of_one(read(**run({"A": {"dice": 0.2, "dice_s1": 0.2}, "B": {"dice": 0.6, "dice_s2": 0.6}})))
+    apart = describe_run(read(**run({"A": {"dice": 0.2, "dice_s1": 0.2}, "B": {"dice": 0.6, "dice_s2": 0.6}})))
     assert "No structure links all sites in Dice (adjusted), so that none is called the worst." in build(apart).first

@@ -24,7 +24,7 @@ from fairflare.data.geometry import (
     tag_turn,
 )
 from fairflare.data.geometry import stack as in_order
-from fairflare.data.kinds import by_kind
+from fairflare.data.kinds import group_faults
 from fairflare.data.orientation import turned
 
 AXIAL, CORONAL, SAGITTAL = (1, 0, 0, 0, 1, 0), (1, 0, 0, 0, 0, -1), (0, 1, 0, 0, 0, -1)
@@ -554,7 +554,7 @@ def test_frames_of_reference_and_postures() -> None:
 
 def test_a_kind_is_one_line() -> None:
     gaps = [(f"'s{k}'", stack(axial([0, 2, 4, 12 + k, 14 + k]))) for k in range(5)]
-    lines = list(by_kind([*gaps, ("'m.nii' of 'a'", fit(SIX, moved([0, 0, 50])))]))  # type: ignore[list-item]
+    lines = list(group_faults([*gaps, ("'m.nii' of 'a'", fit(SIX, moved([0, 0, 50])))]))  # type: ignore[list-item]
     assert len(lines) == 2
     assert lines[0].startswith("5 x slices are missing: 's0': 8 mm lie between slices 2 and 3")
     assert lines[0].count("mm lie between") == 3

@@ -15,9 +15,9 @@ from fairflare.core.cells import Cell, Vector
 from fairflare.core.statistics.group_intervals import GAPS, gap_intervals, intervals_of
 from fairflare.core.statistics.group_metrics import gaps_of
 from fairflare.core.statistics.group_sums import added, sums_of
-from fairflare.reporting.documents import Info, Results
-from fairflare.reporting.layout import shown
-from fairflare_lab.compare.group_gaps import Value, gap_table, gaps_in_words, over_seeds
+from fairflare.reporting.documents import Info, RunResults
+from fairflare.reporting.layout import print_cell
+from fairflare_lab.compare.group_gaps import Value, average_seeds, gap_table, gaps_in_words
 from tests.unit.report_runs import read
 from tests.unit.test_groups import made
 
@@ -193,7 +193,7 @@ def test_below_five_patients_there_is_no_interval(patients: int, told: bool) -> 
 
 def run(
     label: str, seed: int, gap: float, ends: list[float | None], kept: Any = None, cases: int = 50, without: Any = None
-) -> Results:
+) -> RunResults:
     """Return a run of two groups; without each part of the cases the gap moves by ``without``, else hardly."""
     moved = np.arange(20) % 2 * 1e-6 if without is None else np.asarray(without)
     of = {
@@ -207,12 +207,12 @@ def run(
 def test_over_seeds_the_images_are_the_same() -> None:
     gaps, ends = [0.10, 0.14, 0.18], (0.02, 0.30)
     half = t.ppf(0.975, 2) * np.std(gaps, ddof=1) / math.sqrt(3)
-    low, high = over_seeds([Value(gap, ends) for gap in gaps])
+    low, high = average_seeds([Value(gap, ends) for gap in gaps])
     below, above = np.mean([g - ends[0] for g in gaps]), np.mean([ends[1] - g for g in gaps])
     assert low == pytest.approx(max(0.0, 0.14 - math.hypot(below, half)), abs=1e-12)
     assert high == pytest.approx(0.14 + math.hypot(above, half), abs=1e-12)
-    assert over_seeds([Value(0.1, (0.02, 0.3))]) == pytest.approx((0.02, 0.3), abs=1e-12)
-    assert all(map(math.isnan, over_seeds([Value(0.1, (math.nan, math.nan))])))
+    assert average_seeds([Value(0.1, (0.02, 0.3))]) == pytest.approx((0.02, 0.3), abs=1e-12)
+    assert all(map(math.isnan, average_seeds([Value(0.1, (math.nan, math.nan))])))
 
 
 def test_methods_side_by_side() -> None:
@@ -222,9 +222,9 @@ def test_methods_side_by_side() -> None:
     }
     table = gap_table(rows, "fed_avg")
     first, second = table.rows
-    assert [shown(cell) for cell in first[:4]] == ["accuracy_gap", "tone", "fed_avg", "3"]
+    assert [print_cell(cell) for cell in first[:4]] == ["accuracy_gap", "tone", "fed_avg", "3"]
     assert first[-1] == "dark"
-    assert shown(first[6]) == "-"
+    assert print_cell(first[6]) == "-"
     differ = np.array([-0.15, -0.148, -0.146])
     half = t.ppf(0.975, 2) * differ.std(ddof=1) / math.sqrt(3)
     assert second[6].values == pytest.approx([differ.mean(), differ.mean() - half, differ.mean() + half], abs=1e-12)
@@ -238,7 +238,7 @@ def test_methods_side_by_side() -> None:
 
 
 def test_equity_scaled_metrics_are_compared_and_larger_is_better() -> None:
-    def scaled(label: str, seed: int, pooled: float, groups: tuple[float, ...]) -> Results:
+    def scaled(label: str, seed: int, pooled: float, groups: tuple[float, ...]) -> RunResults:
         found = run(label, seed, max(groups) - min(groups), [0.0, 0.5])
         scaled = pooled / (1 + sum(abs(pooled - value) for value in groups))
         found.cells.append(Cell("es_accuracy", group="tone", value=scaled))
@@ -258,7 +258,7 @@ def test_equity_scaled_metrics_are_compared_and_larger_is_better() -> None:
     assert first[4].mean == pytest.approx(np.mean(by_hand), abs=1e-12)
     assert second[6].values[0] == pytest.approx(np.mean(better) - np.mean(by_hand), abs=1e-12)
     assert second[8] == "better"
-    assert shown(second[5]) == "-"  # over the images there is no interval
+    assert print_cell(second[5]) == "-"  # over the images there is no interval
     assert "of equity-scaled metrics larger" in gaps_in_words(rows, "fed_avg")
 
 
@@ -307,9 +307,9 @@ def test_of_fewer_than_five_patients_there_is_no_verdict() -> None:
 
 
 def test_a_run_without_groups_is_named() -> None:
-    rows = {"fed_avg": [run("fed_avg", 0, 0.2, [0.1, 0.3])], "other": [Results(info=Info(seed=0))]}
+    rows = {"fed_avg": [run("fed_avg", 0, 0.2, [0.1, 0.3])], "other": [RunResults(info=Info(seed=0))]}
     assert "other: 1 of 1 runs did not ask for groups." in gaps_in_words(rows, "fed_avg")
 
 
 def test_gaps_that_are_the_same_with_every_seed_keep_their_images_interval() -> None:
-    assert over_seeds([Value(0.1, (0.05, 0.2))] * 3) == pytest.approx((0.05, 0.2))
+    assert average_seeds([Value(0.1, (0.05, 0.2))] * 3) == pytest.approx((0.05, 0.2))

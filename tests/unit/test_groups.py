@@ -13,10 +13,17 @@ from scipy.stats import t
 from sklearn.metrics import accuracy_score, brier_score_loss, confusion_matrix, recall_score, roc_auc_score
 
 from fairflare.core.statistics.group_metrics import areas, gaps_of, metrics_of, worst_of
-from fairflare.core.statistics.group_sums import added, hidden_groups, hidden_parts, impossible, shapes, sums_of
+from fairflare.core.statistics.group_sums import (
+    added,
+    find_hidden_groups,
+    find_hidden_parts,
+    impossible,
+    shapes,
+    sums_of,
+)
 from fairflare.data.listing.attributes import Attribute, UndeclaredValue, groups_of, read_declared
-from fairflare.reporting.documents import Results
-from fairflare.reporting.groups import OVER, attributes_of, by_group, gap_sentences, group_notes
+from fairflare.reporting.documents import RunResults
+from fairflare.reporting.groups import OVER, attributes_of, gap_sentences, group_notes, summarise_groups
 from fairflare.reporting.layout import interval, number
 from tests.sections import groups_before
 from tests.unit.report_runs import read
@@ -158,8 +165,8 @@ def test_no_cell_of_few_cases_can_be_solved_for(seed: int) -> None:
     labels = rng.choice(classes, count, p=rng.dirichlet(np.ones(classes)))
     numbers = rng.choice(4, count, p=rng.dirichlet(np.ones(4)))
     cases = rng.integers(0, count, count).tolist()
-    hidden = hidden_groups(cases, numbers, 4, least)
-    parts = hidden_parts(cases, labels, numbers, hidden, least, classes)
+    hidden = find_hidden_groups(cases, numbers, 4, least)
+    parts = find_hidden_parts(cases, labels, numbers, hidden, least, classes)
 
     def distinct(chosen: Any) -> int:
         return len({case for case, own in zip(cases, chosen, strict=True) if own})
@@ -179,8 +186,8 @@ def test_no_cell_of_few_cases_can_be_solved_for(seed: int) -> None:
 
 
 def test_with_one_case_everything_leaves() -> None:
-    assert hidden_groups([1, 2], np.array([0, 0]), 3, 1) == frozenset()
-    assert hidden_parts([1, 2], np.array([0, 1]), np.array([0, 0]), frozenset(), 1, 3) == frozenset()
+    assert find_hidden_groups([1, 2], np.array([0, 0]), 3, 1) == frozenset()
+    assert find_hidden_parts([1, 2], np.array([0, 1]), np.array([0, 0]), frozenset(), 1, 3) == frozenset()
 
 
 def test_results_and_rows() -> None:
@@ -190,7 +197,7 @@ def test_results_and_rows() -> None:
                for g, name in enumerate(("F", "M", "unknown"))}
         for k, site in enumerate(("site-1", "site-2"))
     }  # fmt: skip
-    found = groups_before(read(groups=by_group(of, {"site-2": ["sex=M"]})))
+    found = groups_before(read(groups=summarise_groups(of, {"site-2": ["sex=M"]})))
     assert found["attributes"] == {"sex": ["F", "M", "unknown"]}
     told = scores.argmax(1)
     whole, known = found["pooled"]["sex"], [groups == 0, groups == 1]
@@ -203,7 +210,7 @@ def test_what_stays_is_said() -> None:
     """Check a group that a site withholds, and one that alone has images."""
     labels, scores, _ = made(2, 60)
     of = {"site-1": {f"age={name}": sums(labels, scores, np.full(60, name == "<40")) for name in ("<40", ">=60")}}
-    results = read(groups=by_group(of, {"site-2": ["age=40-60"]}))
+    results = read(groups=summarise_groups(of, {"site-2": ["age=40-60"]}))
     told = "Groups of people that stay at a site, some only to hide another one: site-2: age=40-60 (suppressed: {})."
     assert group_notes(results) == [OVER, told.format("fewer cases than its min_cases")]
     results.info.privacy = {"site-2": {}}
@@ -215,7 +222,7 @@ def test_what_stays_is_said() -> None:
 def test_a_sentence_says_how_sure_a_gap_is() -> None:
     labels, scores, groups = made(2, 400)
     same = {"s": {f"x={g}": sums(labels, scores, np.ones(400, bool)) for g in "ab"}}
-    cells, vectors = by_group(same, {})
+    cells, vectors = summarise_groups(same, {})
     again = [replace(cell, value=1e-17) if (cell.metric, cell.site) == ("auc_gap", "") else cell for cell in cells]
     for of in (cells, again):  # also of sums in another order
         (told,) = captions(read(groups=(of, vectors)))
@@ -224,7 +231,7 @@ def test_a_sentence_says_how_sure_a_gap_is() -> None:
         )
         assert "gap in AUC 0.000 [0.000, " in told
     worse = {"s": {f"x={g}": sums(labels, scores, groups == g) for g in (0, 1)}}
-    results = read(groups=by_group(worse, {}))
+    results = read(groups=summarise_groups(worse, {}))
     beyond, told = gap_sentences(results, "x")
     found = groups_before(results)
     low, high = found["pooled"]["x"]["gap_intervals"]["auc_gap"]
@@ -234,11 +241,11 @@ def test_a_sentence_says_how_sure_a_gap_is() -> None:
     assert f'gap in AUC {number(found["pooled"]["x"]["gaps"]["auc_gap"])} {interval(low, high)} (lowest: "1"); ' in told
 
 
-def captions(results: Results) -> list[str]:
+def captions(results: RunResults) -> list[str]:
     return [gap_sentences(results, attribute)[1] for attribute in attributes_of(results)]
 
 
-def dice_at(values: dict[str, dict[str, tuple[float, int]]], images: int = 1) -> Results:
+def dice_at(values: dict[str, dict[str, tuple[float, int]]], images: int = 1) -> RunResults:
     """Return results of groups of ``zone`` from ``{site: {group: (Dice of all, cases)}}``, with images a case."""
     of: dict[str, Any] = {}
     for site, groups in values.items():
@@ -247,7 +254,7 @@ def dice_at(values: dict[str, dict[str, tuple[float, int]]], images: int = 1) ->
             whose = np.arange(count) // images
             own = sums_of(None, np.full((count, 1), dice), np.ones(count, bool), BINS, SURE, whose)
             of.setdefault(site, {})[f"zone={group}"] = own
-    return read(groups=by_group(of, {}))
+    return read(groups=summarise_groups(of, {}))
 
 
 def test_one_patient_is_told_as_one_and_no_gap_is_sure_of_it() -> None:
@@ -289,7 +296,7 @@ def test_equalised_odds_of_one_rate_are_said() -> None:
     groups = np.array([0] * 40 + [1] * 20)
     scores = np.stack([1 - (p := np.random.default_rng(1).uniform(size=60)), p], 1)
     of = {"s": {f"sex={name}": sums(labels, scores, groups == g) for g, name in enumerate("FM")}}
-    results = read(groups=by_group(of, {}))
+    results = read(groups=summarise_groups(of, {}))
     assert groups_before(results)["pooled"]["sex"]["undefined_rates"] == {"sensitivity 1": ["M"]}
 
 
@@ -301,14 +308,14 @@ def test_without_each_part_a_gap_is_that_of_the_other_cases() -> None:
     for s, g in product(range(2), range(3)):
         each = [sums(labels, scores, (groups == g) & (part == k) & (sites == s)) for k in range(20)]
         of.setdefault(f"s{s}", {})[f"x={g}"] = {name: np.stack([one[name] for one in each]) for name in each[0]}
-    pooled = groups_before(read(groups=by_group(of, {})))["pooled"]["x"]
+    pooled = groups_before(read(groups=summarise_groups(of, {})))["pooled"]["x"]
     right = scores.argmax(1) == labels
     for k in range(20):
         kept = part != k
         of_groups = [right[kept & (groups == g)].mean() for g in range(3)]
         assert pooled["without"]["accuracy_gap"][k] == pytest.approx(max(of_groups) - min(of_groups), abs=1e-12)
     whole = {f"x={g}": sums(labels, scores, groups == g) for g in range(3)}
-    together = groups_before(read(groups=by_group({"s": whole}, {})))["pooled"]["x"]
+    together = groups_before(read(groups=summarise_groups({"s": whole}, {})))["pooled"]["x"]
     for name in ("accuracy_gap", "auc_gap", "equalised_odds", "es_accuracy"):
         assert pooled["gaps"][name] == pytest.approx(together["gaps"][name], abs=1e-12)
     low, high = pooled["gap_intervals"]["accuracy_gap_within"]
@@ -353,7 +360,7 @@ def test_a_gap_within_sites_has_the_interval_of_a_jackknife(
         mine = (numbers == g) & (sites == s)
         each = [sums_of(None, dice[:, None], mine & (part == k), BINS, SURE) for k in range(20)]
         of.setdefault(f"s{s}", {})[f"x={g}"] = {name: np.stack([one[name] for one in each]) for name in each[0]}
-    pooled = groups_before(read(groups=by_group(of, {})))["pooled"]["x"]
+    pooled = groups_before(read(groups=summarise_groups(of, {})))["pooled"]["x"]
     low, high = pooled["gap_intervals"]["dice_gap_within"]
     if cut is None:
         assert (low, high) == (None, None)

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from fairflare.base.cases.sampling import BINS, case_scores, jackknife, of_mean, standard_error
+from fairflare.base.cases.sampling import BINS, case_scores, jackknife, report_mean, standard_error
 from fairflare.core.statistics.inequality import (
     SitesCompared,
     errors_test,
@@ -115,12 +115,12 @@ def test_cases_are_counted_by_their_mean_score() -> None:
 
 
 def test_what_a_site_says_of_a_mean() -> None:
-    said = of_mean([0.5, math.nan, 0.7, 0.9], ["a", "b", "c", "c"], 0, 1)
+    said = report_mean([0.5, math.nan, 0.7, 0.9], ["a", "b", "c", "c"], 0, 1)
     assert said["test_cases"] == 2  # b has no image that counts
     assert sum(said["case_scores"]) == 2
-    assert "standard_error" not in of_mean([0.5], None, 0, 1)
-    assert "case_scores" not in of_mean([0.5, 3.0], None, 0, math.inf)
-    assert of_mean([math.nan], None, 0, 1) == {}
+    assert "standard_error" not in report_mean([0.5], None, 0, 1)
+    assert "case_scores" not in report_mean([0.5, 3.0], None, 0, math.inf)
+    assert report_mean([math.nan], None, 0, 1) == {}
 
 
 # ------------------------------------------------------------------------------------------------ the tests

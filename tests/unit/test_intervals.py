@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from fairflare.core.statistics.intervals import degrees, holm, paired_gain, reach, skewness, unskewed, widened
-from fairflare_lab.statistics.seed_intervals import estimate, of_sites, shared_variance
+from fairflare_lab.statistics.seed_intervals import aggregate_sites, estimate, shared_variance
 
 RNG = np.random.default_rng(0)
 
@@ -133,8 +133,8 @@ def test_holm() -> None:
 
 
 def test_measures_of_sites() -> None:
-    found = of_sites([[0.9, 0.5, 0.7], [0.1, 0.2, 0.3]], higher_is_better=False)
+    found = aggregate_sites([[0.9, 0.5, 0.7], [0.1, 0.2, 0.3]], higher_is_better=False)
     assert found["average"] == pytest.approx([0.7, 0.2])
     assert found["std"] == pytest.approx([math.sqrt(0.08 / 3), math.sqrt(0.02 / 3)])
     assert found["worst"] == pytest.approx([0.9, 0.3])
-    assert of_sites([0.9, 0.5], higher_is_better=True)["worst"] == 0.5
+    assert aggregate_sites([0.9, 0.5], higher_is_better=True)["worst"] == 0.5

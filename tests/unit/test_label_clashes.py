@@ -18,7 +18,7 @@ from scipy.ndimage import maximum_filter, minimum_filter
 from fairflare.checking.images import Problem, _Looker, check_sites
 from fairflare.core.statistics.label_maps import exchanged, regions_of
 from fairflare.data.datalist import write_datalist
-from fairflare.data.kinds import apart, drawn_of, odd_masks
+from fairflare.data.kinds import apart, describe_mask, odd_masks
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
 from fairflare.tasks.volumes.segmentation import VolumeSegmentationTask
@@ -364,7 +364,7 @@ def test_volumes_whose_masks_lie_elsewhere(way: str) -> None:
     change, said = WAYS[way]
     for contrast in (-2.0, 2.0, 0.0):
         images = rng.normal(contrast * masks, 1)
-        drawn = [drawn_of(str(n), *pair) for n, pair in enumerate(zip(images, change(masks), strict=True))]
+        drawn = [describe_mask(str(n), *pair) for n, pair in enumerate(zip(images, change(masks), strict=True))]
         found = [*odd_masks(drawn)]
         assert [said in line for line in found] == [True] * bool(said and contrast)
     assert way == "right" or [*odd_masks(drawn[:15])] == []
@@ -383,7 +383,7 @@ def test_organs_that_lie_elsewhere_than_at_other_sites(way: str) -> None:
         if site == ODD and way != "right":
             organs = np.roll(organs, 4, 1) if way == "moved" else organs[..., ::-1]
             bodies = bodies[..., ::-1] if way == "images too" else bodies
-        sites[site] = [drawn_of(str(n), *pair) for n, pair in enumerate(zip(bodies, organs, strict=True))]
+        sites[site] = [describe_mask(str(n), *pair) for n, pair in enumerate(zip(bodies, organs, strict=True))]
     found = [*apart(sites)]
     said = {"mirrored": "if they are mirrored along axis 3, and its images do as they are", "moved": "by -17%, 0%, 0%"}
     assert [(site, said.get(way, "?") in text) for site, text in found] == [(ODD, True)] * (way in said)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.neighbors import NearestCentroid
 
-from fairflare.core.statistics.label_maps import features_of, in_words, label_maps
+from fairflare.core.statistics.label_maps import describe_mix_up, features_of, label_maps
 
 CLASSES, SITES = 5, [f"site-{k}" for k in range(1, 6)]
 
@@ -47,7 +47,7 @@ def test_a_shift_is_found_and_named() -> None:
         one = found["site-3"]
         assert one.looks_like == {label: (label - 1) % CLASSES for label in range(CLASSES)}
         assert one.explained > one.agreement + 0.2
-        assert in_words(one.looks_like, named(CLASSES)) == "shifted by 1 (1 too high)"
+        assert describe_mix_up(one.looks_like, named(CLASSES)) == "shifted by 1 (1 too high)"
 
 
 def test_two_classes_swapped_of_five() -> None:
@@ -56,7 +56,7 @@ def test_two_classes_swapped_of_five() -> None:
     found = label_maps(features, labels)
     assert [site for site, one in found.items() if one.certain] == ["site-2"]
     names = dict(enumerate(["mel", "nv", "bcc", "ak", "df"]))
-    assert in_words(found["site-2"].looks_like, names) == "swapped: 'nv' and 'ak'"
+    assert describe_mix_up(found["site-2"].looks_like, names) == "swapped: 'nv' and 'ak'"
 
 
 def test_two_wrong_sites_of_five() -> None:
@@ -96,9 +96,9 @@ def test_odd_cases() -> None:
 
 
 def test_words() -> None:
-    assert in_words({0: 1, 1: 0}, named(2)) == "swapped: 'class 0' and 'class 1'"
-    assert in_words({0: 1, 1: 2, 2: 0}, named(3)) == "shifted by 1 (1 too low)"
-    assert in_words({0: 1, 1: 2, 2: 0, 3: 3}, named(4)).startswith("mixed up: 'class 0' looks like 'class 1', ")
+    assert describe_mix_up({0: 1, 1: 0}, named(2)) == "swapped: 'class 0' and 'class 1'"
+    assert describe_mix_up({0: 1, 1: 2, 2: 0}, named(3)) == "shifted by 1 (1 too low)"
+    assert describe_mix_up({0: 1, 1: 2, 2: 0, 3: 3}, named(4)).startswith("mixed up: 'class 0' looks like 'class 1', ")
 
 
 def test_features_of_a_picture() -> None:

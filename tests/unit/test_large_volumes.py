@@ -33,7 +33,7 @@ from fairflare.data import intensity
 from fairflare.data.datalist import Sample
 from fairflare.data.image_file import Volume
 from fairflare.data.intensity import counts_of, labels_of, slabs
-from fairflare.data.kinds import drawn_of
+from fairflare.data.kinds import describe_mask
 from fairflare.data.preparers.__main__ import main as prepare
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.looking import MADE, Look, look_at_volume, looks_of
@@ -117,18 +117,18 @@ def test_a_mask_is_described_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     labels[15:19, 5:12, 10:17] = rng.integers(0, 2, (4, 7, 7))
     inside = labels > 0
     contrast = (np.nanmean(image[inside]) - np.nanmean(image[~inside])) / np.nanstd(image)
-    whole = drawn_of("a", image, labels)
+    whole = describe_mask("a", image, labels)
     assert whole.contrast == pytest.approx(contrast, rel=1e-4)
     assert whole.boxed == pytest.approx(0)  # the box is only 3 voxels thick, and the other part is half empty
     labels[4:12, 5:20, 6:12] = 1
     inside = labels > 0
-    assert drawn_of("a", image, labels).boxed == pytest.approx(8 * 15 * 6 / inside.sum())
+    assert describe_mask("a", image, labels).boxed == pytest.approx(8 * 15 * 6 / inside.sum())
     monkeypatch.setattr(intensity, "SLAB", 100)
-    by_slab = drawn_of("a", np.asfortranarray(image), labels)
-    assert by_slab.image == drawn_of("a", image, labels).image
-    assert by_slab.contrast == pytest.approx(drawn_of("a", image, labels).contrast)
+    by_slab = describe_mask("a", np.asfortranarray(image), labels)
+    assert by_slab.image == describe_mask("a", image, labels).image
+    assert by_slab.contrast == pytest.approx(describe_mask("a", image, labels).contrast)
     monkeypatch.setattr("fairflare.data.kinds.LABELLED", 300)  # every third voxel of the mask
-    assert drawn_of("a", image, np.ones_like(labels)).boxed == 0  # a box as large as the image is none
+    assert describe_mask("a", image, np.ones_like(labels)).boxed == 0  # a box as large as the image is none
 
 
 def test_looking_at_a_volume_takes_its_bytes_and_little_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.catalog import all_methods
-from fairflare.reporting.documents import Results, RoundRecord
+from fairflare.reporting.documents import RoundRecord, RunResults
 from fairflare.reporting.no_effect import same_weights, short_step, zero_everywhere
 from fairflare.reporting.results import read_results
 from fairflare.reporting.table import fairness_table
@@ -82,7 +82,7 @@ def test_which_methods_mean_to_weigh() -> None:
     assert not make_plan("fed_mrl", settings={"weighting": "samples"}).rule.weighs
 
 
-def run(method: str, folder: Path, settings: dict[str, Any], rounds: int = 2) -> Results:
+def run(method: str, folder: Path, settings: dict[str, Any], rounds: int = 2) -> RunResults:
     plan = make_plan(method, sites=2, num_rounds=rounds, settings={**TINY, **settings})
     results = read_results(run_local(plan, folder))
     assert results.status == "completed"

@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 images = np.repeat(of_patients, 3) + rng.normal(0, 0.02, 3 * count)
                 units = units_of([("patient", str(k // 3)) for k in range(3 * count)], 3 * count)
                 scores[site] = float(images.mean())
-                resampled[site] = [float(images[one].mean()) for one in units.drawn(site, 200)]
+                resampled[site] = [float(images[one].mean()) for one in units.draw(site, 200)]
                 told[site] = {"unit": units.kind, "count": count}
             head = {"resampled": resampled, "resampled_units": told, "info": {"synthetic": False}}
             runs.append(document(name, seed, scores, **head))

@@ -13,7 +13,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fairflare.cli.commands import app
-from fairflare.cli.data.own_images import forbid_phantom, in_words, looked_at, suited, suited_settings
+from fairflare.cli.data.own_images import describe_reading, forbid_phantom, looked_at, suited, suited_settings
 from fairflare.cli.data.sites import run_sites
 from fairflare.cli.run.folder import site_settings
 from fairflare.data.datalist import DataError, load_datalist
@@ -194,9 +194,9 @@ def test_channels_and_size_come_from_the_images(
     images = looked_at(plan, local)
     assert suited_settings(plan, images) == read
     adapted = make_plan("fed_avg", sites=["A"], min_sites=1, settings=read)
-    told = in_words(adapted, images, trial=True)
+    told = describe_reading(adapted, images, trial=True)
     assert told.startswith(f"{words}; 3 rounds: a trial; --paper")
-    assert in_words(adapted, images, trial=False) == f"{words}; 3 rounds"
+    assert describe_reading(adapted, images, trial=False) == f"{words}; 3 rounds"
     assert looked_at(plan, {}) == []
 
 

@@ -314,13 +314,13 @@ def test_a_partition_is_drawn_again_until_no_site_is_too_small(partition: str) -
 
 def test_images_are_drawn_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
-    original = classes._drawn
+    original = classes._draw_batch
 
     def counting(plan: PhantomPlan, batch: classes._Batch, *how: Any) -> np.ndarray:
         drawn.append(len(batch.places))
         return original(plan, batch, *how)
 
-    monkeypatch.setattr(classes, "_drawn", counting)
+    monkeypatch.setattr(classes, "_draw_batch", counting)
     site = class_site(PLAN, 4)
     assert drawn == []
     site.images["training"]

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from fairflare.data.datalist import SPLITS, DataError, load_datalist
-from fairflare.data.kinds import Drawn, apart, drawn_of, odd_masks
+from fairflare.data.kinds import Drawn, apart, describe_mask, odd_masks
 from fairflare.data.preparers import prepare_folders, preparers
 from fairflare.data.preparers.__main__ import main
 from fairflare.data.preparers.items import Item
@@ -477,14 +477,14 @@ def test_real_masks_are_neither_inverted_nor_copied(real_data: Path) -> None:
         with np.load(file, allow_pickle=False) as arrays:
             pictures, masks = arrays["images"][:120], arrays["masks"][:120]
         grey = pictures.mean(-1) if pictures.shape[-1] == 3 else pictures
-        drawn = [drawn_of(str(n), *pair) for n, pair in enumerate(zip(grey, masks, strict=True))]
+        drawn = [describe_mask(str(n), *pair) for n, pair in enumerate(zip(grey, masks, strict=True))]
         sites.setdefault(file.name.split("_")[0], {})[file.stem] = drawn
         assert [*odd_masks(drawn)] == []
         swapped = [mask if n % 2 else mask == 0 for n, mask in enumerate(masks)]
-        (line,) = odd_masks([drawn_of(str(n), *pair) for n, pair in enumerate(zip(grey, swapped, strict=True))])
+        (line,) = odd_masks([describe_mask(str(n), *pair) for n, pair in enumerate(zip(grey, swapped, strict=True))])
         assert int(line.split()[0]) > 0.35 * len(masks)
         mirrored = [
-            *odd_masks([drawn_of(str(n), *pair) for n, pair in enumerate(zip(grey, masks[:, ::-1], strict=True))])
+            *odd_masks([describe_mask(str(n), *pair) for n, pair in enumerate(zip(grey, masks[:, ::-1], strict=True))])
         ]
         assert "hippocampus" in file.name or ["mirrored along axis 1" in line for line in mirrored] == [True]
     assert [found for own in sites.values() for found in apart(own)] == []

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from fairflare.cli.commands import app
 from fairflare.exchange.messages import Message
 from fairflare.federation.server.rounds import RoundFailed
-from fairflare.reporting.layout import MAX_ROWS, Spread, shown
+from fairflare.reporting.layout import MAX_ROWS, Spread, print_cell
 from fairflare.reporting.results import PAGE_FILE
 from fairflare_lab.page import style, write
 from fairflare_lab.page.write import write_report, write_run_page
@@ -194,9 +194,9 @@ def _same(cell: str, deviation: str, text: str) -> bool:
         value: float = float(cell)
     except ValueError:
         return text == cell or (not cell and text == "-")
-    if text.startswith(("+", "-")) and text not in (cell, shown(value)):
+    if text.startswith(("+", "-")) and text not in (cell, print_cell(value)):
         return abs(float(text) - value) <= 0.051  # a difference: its interval decides the decimals
-    return text in (cell, shown(value), shown(Spread(value, float(deviation) if deviation else math.nan)))
+    return text in (cell, print_cell(value), print_cell(Spread(value, float(deviation) if deviation else math.nan)))
 
 
 @pytest.mark.long
@@ -280,7 +280,7 @@ def test_the_reference_is_the_comparisons_or_the_one_that_is_asked_for(tmp_path,
 @pytest.fixture
 def quick_pictures(monkeypatch):
     """Replace the drawing of figures, which takes seconds, in tests of other parts."""
-    monkeypatch.setattr(write, "drawn", lambda name, draw: style.Drawn("<svg></svg>", "<svg/>"))
+    monkeypatch.setattr(write, "draw_forms", lambda name, draw: style.Drawn("<svg></svg>", "<svg/>"))
 
 
 def one(**more: Any) -> dict[str, Any]:
@@ -497,7 +497,7 @@ def test_a_page_never_costs_the_run(tmp_path, monkeypatch):
     def broken(*args: Any, **kwargs: Any) -> None:
         raise MemoryError("no ink")
 
-    monkeypatch.setattr(write, "drawn", broken)
+    monkeypatch.setattr(write, "draw_forms", broken)
     run = Run(tmp_path, num_rounds=1)()
     assert any("the page could not be made: MemoryError: no ink" in line for line in run.net.said)
     assert run.results["status"] == "completed"

@@ -230,7 +230,7 @@ def test_macros_of_macros_and_other_files(tmp_path: Path) -> None:
         read(**{f"m{i}": [f"%m{i + 1}"] * 10 for i in range(9)}, m9=1).make("m0")
     for macro in ("%inferer", "%/etc/passwd"):  # of a part that a bundle may lack, so that it could be overlooked
         with pytest.raises(BundleError, match="key 'validate#evaluator#inferer' cannot be made"):
-            BundleParts(read(validate={"evaluator": {"inferer": macro}}, inferer="%inferer")).made("validate_inferer")
+            BundleParts(read(validate={"evaluator": {"inferer": macro}}, inferer="%inferer")).make("validate_inferer")
     copies = read(a=["%net_def", "%net_def", "@net_def"], **HERE).make("a")
     assert len({*map(id, copies)}) == 3  # each macro is an object of its own
     (tmp_path / "b" / "configs" / "train.json").write_text(" " * 2**21)
@@ -358,7 +358,7 @@ def test_all_parts_have_the_bits_of_monais_parser(tmp_path: Path) -> None:
         parts = parts_of(folder, sealed)
         parts.check()
         torch.manual_seed(5)
-        network = parts.made("network")
+        network = parts.make("network")
         optimizer = parts.optimizer(list(network.parameters()))
         own = []
         for _ in range(3):
@@ -470,12 +470,12 @@ def test_accuracy_is_the_mean_over_images(tmp_path: Path) -> None:
     items = [
         {"pred": torch.tensor(p).float(), "label": torch.tensor(y).float()} for p, y in zip(found, truth, strict=True)
     ]
-    scores = np.stack([metric.of_image(item, "label") for item in items])
+    scores = np.stack([metric.measure_image(item, "label") for item in items])
     assert metric.name == "accuracy"
     assert scores.mean() == pytest.approx(float((found == truth).mean()), rel=1e-6)
     assert metric.declared()[0].higher_is_better is True
     with pytest.raises(BundleError, match=r"prediction \(1, 2, 5\) and label \(1, 5\) differ in size"):
-        metric.of_image({"pred": items[0]["pred"], "label": items[0]["label"][0]}, "label")
+        metric.measure_image({"pred": items[0]["pred"], "label": items[0]["label"][0]}, "label")
 
 
 @pytest.mark.parametrize(
@@ -502,7 +502,7 @@ def test_a_metric_of_sums(
         {"pred": torch.tensor(p).float() * times, "label": torch.tensor(y).float()}
         for p, y in zip(found, truth, strict=True)
     ]
-    scores = np.ma.masked_invalid(np.stack([metric.of_image(item, "label") for item in items]))
+    scores = np.ma.masked_invalid(np.stack([metric.measure_image(item, "label") for item in items]))
     pair = [np.stack([item[key].numpy() for item in items]).astype(float) for key in ("pred", "label")]
     assert metric.name == name
     assert metric.summed is ("error" not in name)

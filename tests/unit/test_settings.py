@@ -37,8 +37,8 @@ from fairflare.base.settings import (
     Whole,
     build,
     choices,
+    describe_type,
     field_names,
-    in_words,
     parts_of,
     settings,
     values_of,
@@ -390,7 +390,7 @@ def test_markdown_is_one_table_row_a_setting() -> None:
     ],
 )
 def test_types_in_words(hint: Any, words: str) -> None:
-    assert in_words(hint) == words
+    assert describe_type(hint) == words
 
 
 # ------------------------------------------------------------------------------------------------ parts

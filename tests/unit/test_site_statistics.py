@@ -19,7 +19,7 @@ from scipy.spatial.distance import jensenshannon
 from typer.testing import CliRunner
 
 from fairflare.cli.commands import app
-from fairflare.core.statistics.site_figures import AXES, COUNTS, quantile, told
+from fairflare.core.statistics.site_figures import AXES, COUNTS, drop_few, quantile
 from fairflare.data.reading import Reading
 from fairflare.flare.statistics import ImageStatistics, statistics_here
 from fairflare.recipes import StatsRecipe
@@ -87,8 +87,8 @@ def test_figures_are_those_of_numpy_on_the_pooled_arrays(two_sites: dict[str, di
         assert figures.counts["cases"] == figures.counts["images"] == 24 * several
         assert figures.counts["images_training"] == 12 * several
         assert figures.counts["unusable"] == figures.counts["missing_labels"] == 0
-        assert figures.histograms["width"].by_number("width") == {0: 12 * several, 1: 12 * several}
-        assert figures.histograms["spacing"].by_number("spacing") == {3: 24 * several}
+        assert figures.histograms["width"].count_bins("width") == {0: 12 * several, 1: 12 * several}
+        assert figures.histograms["spacing"].count_bins("spacing") == {3: 24 * several}
         assert figures.suppressed == []
     assert document.sentences[0].startswith(
         "Furthest from the others in brightness is north: its median intensity is 0."
@@ -133,9 +133,9 @@ def test_volumes_are_read_whole_and_by_slice(tmp_path: Path) -> None:
     assert np.abs(np.array(own.dense()) - expected).sum() <= 40  # of 6480 pixels; float32 against float64 at the ends
     assert own.mix()[1] == sum(int(mask.sum()) for _, mask in volumes)
     assert own.counts["images"] == own.counts["cases"] == 9
-    assert own.histograms["slices"].by_number("slices") == {0: 9}
-    assert own.histograms["spacing"].by_number("spacing") == {5: 9}
-    assert own.histograms["slice_spacing"].by_number("slice_spacing") == {6: 9}
+    assert own.histograms["slices"].count_bins("slices") == {0: 9}
+    assert own.histograms["spacing"].count_bins("spacing") == {5: 9}
+    assert own.histograms["slice_spacing"].count_bins("slice_spacing") == {6: 9}
 
 
 # ------------------------------------------------------------------------------------------------ what leaves
@@ -224,7 +224,7 @@ def test_a_difference_tells_nothing() -> None:
     assert (records, shown) == (20, {0: 12})  # 6 goes with 2: from 20 - 12 nobody tells them apart
     sums.add("spacing", 3, ("patient", "0"))
     assert "spacing" not in sums.bins()
-    assert told({0: 30, 1: 9}, {0: 30, 1: 9}, 5) == {0: 30, 1: 9}
+    assert drop_few({0: 30, 1: 9}, {0: 30, 1: 9}, 5) == {0: 30, 1: 9}
 
 
 def test_what_cannot_be_used_is_counted_and_said(tmp_path: Path) -> None:

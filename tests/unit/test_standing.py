@@ -14,12 +14,12 @@ from scipy import stats
 
 from fairflare.base.cases.sampling import BINS
 from fairflare.core.statistics.inequality import mean_interval
-from fairflare.reporting.documents import as_json
-from fairflare.reporting.layout import interval, shown
+from fairflare.reporting.documents import encode_value
+from fairflare.reporting.layout import interval, print_cell
 from fairflare.reporting.standing import CASES, ERRORS, WITHIN
 from fairflare.reporting.table import fairness_table
 from fairflare_lab.compare.comparison import compare, comparison_of
-from fairflare_lab.page.material import of_one
+from fairflare_lab.page.material import describe_run
 from fairflare_lab.page.write import build, write_report
 from tests.sections import standing_of, upgraded
 from tests.unit.report_runs import document, on_sites, read, read_all, write_run
@@ -269,9 +269,9 @@ def test_recalls_stand_beside_the_number_of_images() -> None:
         text = " ".join(fairness_table(read(**made), style=style).replace("|", " ").split())  # type: ignore[arg-type]
         assert "recall a b" in text
         assert "site-1 0.67 of 9 0.33 of 3 site-2 0.67 of 9 -" in text
-    page = build(of_one(read(**made)))
+    page = build(describe_run(read(**made)))
     (table,) = (p for s in page.sections for p in s.parts if p.name == "classes")
-    assert [*map(shown, table.rows[1])] == ["site-2", "0.67 of 9", "-"]  # type: ignore[union-attr]
+    assert [*map(print_cell, table.rows[1])] == ["site-2", "0.67 of 9", "-"]  # type: ignore[union-attr]
 
 
 def test_a_class_whose_name_has_a_blank_has_its_recall() -> None:
@@ -287,7 +287,7 @@ def test_a_class_whose_name_has_a_blank_has_its_recall() -> None:
     found = standing_of(made["test"], {s: said for s, (_, said) in told.items()}, made["info"])
     assert found is not None
     assert found["test"] == WITHIN  # only with the counts of each class
-    made["inequality"] = as_json(found, "x")
+    made["inequality"] = encode_value(found, "x")
     assert "0.75 of 4" in fairness_table(read(**made))
 
 

@@ -47,7 +47,7 @@ class Network:
     def sends(self, question: SumAsked, site: str) -> torch.Tensor:
         """Return what a site sends, asked by a message."""
         read = SumAsked.read(site, question.plain())
-        return self.logs[site].masked(read, self.pairs[site], SumLayout.of(LIKE), self.updates[site])[0]
+        return self.logs[site].masked(read, self.pairs[site], SumLayout.make(LIKE), self.updates[site])[0]
 
     def opens(self, question: SumAsked, site: str, present: Sequence[str] = ()) -> bytes:
         """Return the key of a site's own mask."""
@@ -55,7 +55,7 @@ class Network:
 
     def sum_of(self, question: SumAsked) -> Mapping[str, torch.Tensor]:
         """Return an opened sum."""
-        total = Addition(question, SumLayout.of(LIKE))
+        total = Addition(question, SumLayout.make(LIKE))
         for site in question.members:
             total.add(site, self.sends(question, site))
         return total.opened({site: self.opens(question, site) for site in question.members})
@@ -121,7 +121,7 @@ def test_slices_of_another_model_are_refused(net: Network, slices: Any) -> None:
 
 def test_weights_by_layer_are_those_of_the_average(net: Network) -> None:
     owner = {"w": "first", "b": "last"}
-    layout = SumLayout.of(LIKE, owner)
+    layout = SumLayout.make(LIKE, owner)
     table = {site: (x, y) for site, x, y in zip(SITES, EVEN, APART, strict=True)}
     question = replace(ask(), table=table)
     total = Addition(question, layout)
@@ -137,7 +137,7 @@ def test_weights_by_layer_are_those_of_the_average(net: Network) -> None:
 
 def test_clipped_numbers_are_counted(net: Network) -> None:
     net.updates["a"]["w"] = torch.tensor([[1.0, -1.0, 0.0], [1.1, -7.0, 0.5]])
-    sent = net.logs["a"].masked(ask(), net.pairs["a"], SumLayout.of(LIKE), net.updates["a"])
+    sent = net.logs["a"].masked(ask(), net.pairs["a"], SumLayout.make(LIKE), net.updates["a"])
     assert (sent[1], sent[0].dtype, sent[0].shape) == (2, torch.int32, (9,))
 
 
@@ -184,7 +184,7 @@ def test_a_site_lost_before_the_release(tmp_path: Path, monkeypatch: pytest.Monk
     for site in "abc":
         with pytest.raises(SumRefused, match=r"attempt 1 is open already"):
             net.opens(old, site)
-    total = Addition(old, SumLayout.of(LIKE))
+    total = Addition(old, SumLayout.make(LIKE))
     for site, vector in zip(SITES, late, strict=True):
         total.add(site, vector)
     with pytest.raises(SumSpoiled):  # the own masks of the new attempt are others
@@ -269,7 +269,7 @@ def test_a_resumed_round(tmp_path: Path) -> None:
     with pytest.raises(SumRefused, match="its numbers are others than before"):
         net.sends(ask([0.4, 0.3, 0.3]), "a")
     other = SumLog("a", net.root / "a", "another experiment")
-    other.masked(ask([0.3, 0.4, 0.3]), net.pairs["a"], SumLayout.of(LIKE), net.updates["a"])
+    other.masked(ask([0.3, 0.4, 0.3]), net.pairs["a"], SumLayout.make(LIKE), net.updates["a"])
     net.sum_of(ask([0.3, 0.4, 0.3], round=1, model=b"\x01" * 32))  # a newer model
 
 

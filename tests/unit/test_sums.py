@@ -70,7 +70,7 @@ def opened(
 ) -> torch.Tensor:
     """Return the opened sum of what sites send of one flat tensor; ``wrong``: other keys of own masks."""
     q, count = next(iter(asked.values())), len(next(iter(numbers.values())))
-    total = Addition(q, SumLayout.of({"w": torch.zeros(count)}))
+    total = Addition(q, SumLayout.make({"w": torch.zeros(count)}))
     for site, vector in vectors(asked, pairs, numbers).items():
         total.add(site, vector)
     return total.opened({site: own_key(asked[site], pairs[site]) for site in asked} | wrong)["w"]
@@ -119,7 +119,7 @@ def test_masks_and_sum_of_the_vector(pairs_of_the_vector: dict[str, Pairs], monk
     assert packed(q.table).hex() == SUM["weight_table"]
     assert q.context().hex() == SUM["context"]
     assert SumAsked.read("hospital-a", q.plain()) == q
-    total = Addition(q, SumLayout.of({"w": torch.zeros(4)}))
+    total = Addition(q, SumLayout.make({"w": torch.zeros(4)}))
     added = [0] * 4
     for name, site in SUM["sites"].items():
         update = np.array(VECTOR["updates"][name])
@@ -226,7 +226,7 @@ def test_which_tensors_are_summed_in_which_ring() -> None:
 
 def test_layers_have_weights_of_their_own() -> None:
     like = {"z": torch.zeros(2, 2), "a": torch.zeros(3), "m": torch.zeros(())}
-    layout = SumLayout.of(like, {"z": "first", "a": "second", "m": "first"})
+    layout = SumLayout.make(like, {"z": "first", "a": "second", "m": "first"})
     assert layout.layers == ("first", "second")
     assert list(layout.shapes.items()) == [("a", (3,)), ("m", ()), ("z", (2, 2))]
     assert (layout.columns, layout.numbers) == ({"a": 1, "m": 0, "z": 0}, 8)
@@ -274,7 +274,7 @@ def test_another_roster_or_another_own_mask_cancels_nothing() -> None:
 
 
 def test_the_server_names_a_site_with_a_wrong_vector() -> None:
-    total = Addition(thirds(), SumLayout.of({"w": torch.zeros(4)}))
+    total = Addition(thirds(), SumLayout.make({"w": torch.zeros(4)}))
     with pytest.raises(
         ValueError, match=r"site 'a': field 'params' must be torch.int32 \(4,\), got torch.float32 \(4,\); take filters"
     ):
@@ -298,7 +298,7 @@ def test_one_number_outside_refuses_the_sum(block: int, monkeypatch: pytest.Monk
     monkeypatch.setattr("fairflare.privacy.sums.masks.BLOCK", block)
     q, key = question(dict.fromkeys(SITES, (1 / 3,)), ring=Ring(32, 4, 1.0)), bytes(32)
     for number, good in ((17, True), (-17, True), (18, False), (-18, False), (-(2**31), False)):
-        total = Addition(q, SumLayout.of({"w": torch.zeros(2)}))
+        total = Addition(q, SumLayout.make({"w": torch.zeros(2)}))
         numbers = np.array([number, 0], np.int32).view(np.uint32)
         Masks([key] * 3, []).put_on(numbers)
         for site, part in zip(SITES, (numbers, numbers - numbers, numbers - numbers), strict=True):

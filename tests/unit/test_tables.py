@@ -14,8 +14,8 @@ from fairflare.data.datalist import DataError
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.listed import (
     attributes_of,
-    by_value,
     classes_of,
+    normalise_labels,
     refuse_one_patient,
     refuse_two_spellings,
 )
@@ -241,7 +241,7 @@ def test_a_number_that_a_spreadsheet_shortened_is_no_patient(number: str) -> Non
 
 
 def test_by_value_keeps_numbers_that_a_float_cannot() -> None:
-    assert by_value(["0900719925474099301", "+1"]) == ["900719925474099301", "1"]
+    assert normalise_labels(["0900719925474099301", "+1"]) == ["900719925474099301", "1"]
 
 
 def rows_of(*texts: str) -> list[Row]:

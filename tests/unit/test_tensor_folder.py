@@ -29,7 +29,7 @@ def test_tensors_come_back(tmp_path):
     }
     for name, tensor in given.items():
         keep(name, tensor)
-    found = kept_in(tmp_path / "a" / "b").at(3)
+    found = kept_in(tmp_path / "a" / "b").load(3)
     assert list(found) == sorted(given)
     assert len(found) == len(given)
     for name, tensor in given.items():
@@ -52,9 +52,9 @@ def test_the_two_newest_numbers_are_kept(tmp_path):
         folders.begin(number)("w", torch.tensor([number]))
         assert sorted(p.name for p in tmp_path.iterdir()) == [f"{n:06d}" for n in range(max(1, number - 1), number + 1)]
         for kept in range(max(1, number - 1), number + 1):
-            assert folders.at(kept)["w"].tolist() == [kept]
+            assert folders.load(kept)["w"].tolist() == [kept]
     with pytest.raises(RuntimeError, match=r"the tensors of 3 are not in .*; start a new experiment"):
-        folders.at(3)
+        folders.load(3)
 
 
 def test_a_number_begun_again_is_empty(tmp_path):
@@ -65,10 +65,10 @@ def test_a_number_begun_again_is_empty(tmp_path):
     keep("w", torch.ones(1))
     keep("of another model", torch.ones(1))
     (tmp_path / "000002" / ".v.safetensors.99999999.partial").write_bytes(b"left by a killed process")
-    assert list(folders.at(2)) == ["of another model", "w"]
+    assert list(folders.load(2)) == ["of another model", "w"]
     folders.begin(2)("w", torch.full((1,), 2.0))
-    assert {name: t.item() for name, t in folders.at(2).items()} == {"w": 2.0}
-    assert folders.at(1)["w"].item() == 0
+    assert {name: t.item() for name, t in folders.load(2).items()} == {"w": 2.0}
+    assert folders.load(1)["w"].item() == 0
     assert [path.name for path in (tmp_path / "000002").iterdir()] == ["w.safetensors"]
     folders.begin(1)  # a run that starts anew in the same folder
     assert sorted(p.name for p in tmp_path.iterdir()) == ["000001"]
@@ -78,7 +78,7 @@ def test_a_temporary_folder_goes_with_its_object():
     folders = kept_in(None)
     folders.begin(1)("w", torch.ones(1))
     root = folders.root
-    assert folders.at(1)["w"].item() == 1
+    assert folders.load(1)["w"].item() == 1
     assert root.is_dir()
     del folders
     assert not root.exists()
@@ -87,7 +87,7 @@ def test_a_temporary_folder_goes_with_its_object():
 def test_nothing_is_made_before_something_is_written(tmp_path):
     folders = kept_in(tmp_path / "new")
     with pytest.raises(RuntimeError):
-        folders.at(0)
+        folders.load(0)
     assert not (tmp_path / "new").exists()
 
 
@@ -104,7 +104,7 @@ def test_a_full_disk_leaves_the_old_tensor_and_no_rest(tmp_path, monkeypatch):
         with pytest.raises(OSError, match="No space left"):
             keep("w", torch.ones(3))
     assert [path.name for path in (tmp_path / "000001").iterdir()] == ["w.safetensors"]
-    assert kept_in(tmp_path).at(1)["w"].tolist() == [0, 0, 0]
+    assert kept_in(tmp_path).load(1)["w"].tolist() == [0, 0, 0]
     (tmp_path / "000001" / "w.safetensors").unlink()
     (tmp_path / "000001").rmdir()
     with pytest.raises(OSError, match=r"tensor 'w' cannot be written to .*000001"):
@@ -122,7 +122,7 @@ def test_a_damaged_file_is_named(tmp_path, damage):
     else:
         file.write_bytes(content[:-4] if damage == "cut" else b"\xff" * 20 + content[20:])
     with pytest.raises(ValueError, match=r"tensor 'w' in .*w\.safetensors is damaged"):
-        folders.at(1)["w"]
+        folders.load(1)["w"]
 
 
 @pytest.mark.parametrize("name", ["", "x" * 300, None])

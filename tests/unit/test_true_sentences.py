@@ -26,13 +26,13 @@ from fairflare.reporting.no_effect import nothing_learnt, undetected_parts
 from fairflare.reporting.notes import run_notes
 from fairflare.reporting.results import find_results
 from fairflare.reporting.table import fairness_table
-from fairflare.reporting.values import in_words
+from fairflare.reporting.values import spell_metric
 from fairflare.tasks.shared.site_settings import SiteSettings
 from fairflare_lab.compare.comparison import comparison_of
 from fairflare_lab.compare.left_out import Unseen
 from fairflare_lab.compare.unseen import unseen_of
 from fairflare_lab.page.lines import frame, lines, panels_of
-from fairflare_lab.page.material import of_one, of_several
+from fairflare_lab.page.material import describe_comparison, describe_run
 from fairflare_lab.page.write import build
 from tests.unit.report_runs import document, read, write_run
 
@@ -60,7 +60,7 @@ def told(**info: Any) -> dict[str, Any]:
 )
 def test_a_model_is_the_best_only_where_something_was_validated(best: dict[str, Any], sentence: str) -> None:
     made = told() | {"best": {"round": 1, "by": "mean", **best}, "test_best": None}
-    page = build(of_one(read(**made)))
+    page = build(describe_run(read(**made)))
     for notes in (run_notes(read(**made)), next(s for s in page.sections if s.name == "results").notes):
         assert [note for note in notes if "model was compared" in note or "best model" in note] == [
             note for note in notes if note.startswith(sentence)
@@ -77,7 +77,7 @@ def test_predict_calls_a_model_the_best_only_where_something_was_validated(
 ) -> None:
     files = ModelFiles(tmp_path, "FedAvg", BestModel(RunSettings(), True), lambda: {"metric": "dice"})
     assert files.keep_best({"w": torch.zeros(1)}, scores, "dice", 0, last=True)
-    assert read_model(tmp_path / BEST_MODEL_FILE).in_words() == f"{words}, of round 0, FedAvg"
+    assert read_model(tmp_path / BEST_MODEL_FILE).describe() == f"{words}, of round 0, FedAvg"
 
 
 # ------------------------------------------------------------------------------------------------ method and task
@@ -93,7 +93,7 @@ def test_a_method_without_its_loss_says_so_in_table_comparison_and_page() -> Non
     made = told(**found)
     assert f"{sentence}." in " ".join(fairness_table(read(**made)).split())
     assert f"{sentence}." in comparison_of([read(**made)]).notes
-    assert f"{sentence}." in next(s for s in build(of_one(read(**made))).sections if s.name == "results").notes
+    assert f"{sentence}." in next(s for s in build(describe_run(read(**made))).sections if s.name == "results").notes
     own = make_plan("bsm_fl")
     assert _what_is_run(own.run, own.rule, own.training, own.task)["without"] == ""
 
@@ -119,7 +119,7 @@ def test_a_run_is_called_after_its_method_and_its_label_beside(method: str, labe
 def test_a_page_says_first_what_was_run() -> None:
     made = told(label="first", title='FedAvg, run "first"', kind="segmentation")
     made["rounds"] = made["rounds"][:1]
-    page = build(of_one(read(**made)))
+    page = build(describe_run(read(**made)))
     assert page.title == 'FedAvg, run "first"'
     assert dict(page.facts) == {
         "Method": "FedAvg", "Task": "segmentation, by Dice", "Data": "SYNTHETIC (generated)",
@@ -138,20 +138,20 @@ def test_a_page_has_dice_by_structure_and_names_in_words() -> None:
     for site, values in made["test"].items():
         values |= {"dice_left_lung": VALUES[site] + 0.1, "dice_class_2": None}
     *_, table = (
-        part for s in build(of_one(read(**made))).sections for part in s.parts
+        part for s in build(describe_run(read(**made))).sections for part in s.parts
         if part.name == "sites" and hasattr(part, "columns")
     )  # fmt: skip
     place = table.columns.index("dice_left_lung")
     assert [row[place] for row in table.rows[:2]] == [pytest.approx(0.9), pytest.approx(0.7)]
     other = told(label="b", seed=0)
     other["test"] = {site: {**values, "dice_left_lung": 0.5} for site, values in made["test"].items()}
-    page = build(of_several([read(**made), read(**other)], None, None, {}, []))
+    page = build(describe_comparison([read(**made), read(**other)], None, None, {}, []))
     (table,) = (part for s in page.sections for part in s.parts if part.name == "metrics")
     assert [row[table.columns.index("Dice left lung")].mean for row in table.rows] == [  # type: ignore[union-attr]
         pytest.approx(0.8), pytest.approx(0.5),
     ]  # fmt: skip
     words = {"es_dice": "equity-scaled Dice", "dice_gap": "gap in Dice", "balanced_accuracy": "balanced accuracy"}
-    assert {name: in_words(name) for name in words} == words
+    assert {name: spell_metric(name) for name in words} == words
 
 
 # ------------------------------------------------------------------------------------------------ nothing was learnt
@@ -268,7 +268,7 @@ def test_what_went_wrong_is_said_without_the_kind_of_our_own_errors(tmp_path: Pa
 
 def test_local_training_is_called_a_bundles_only_where_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     plan = make_plan("fed_avg", task="volume_segmentation")
-    assert plan.brought
+    assert plan.prescribed
     say_plan(plan)
     told = " ".join(capsys.readouterr().err.split())
     assert "local training, as the task has it: " in told

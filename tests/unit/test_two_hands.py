@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fairflare.data.kinds import drawn_of, odd_masks
+from fairflare.data.kinds import describe_mask, odd_masks
 
 Mask = npt.NDArray[Any]
 
@@ -43,8 +43,10 @@ def test_a_site_of_two_hands(way: str, share: float) -> None:
     mixed[odd] = change(masks[odd])
     noise = np.random.default_rng(5).normal(0, 1, images.shape)
     for shown, drawn in ((images, masks), (noise, masks), (noise, mixed)):
-        assert [*odd_masks([drawn_of(str(n), *pair) for n, pair in enumerate(zip(shown, drawn, strict=True))])] == []
-    (line,) = odd_masks([drawn_of(str(n), *pair) for n, pair in enumerate(zip(images, mixed, strict=True))])
+        assert [
+            *odd_masks([describe_mask(str(n), *pair) for n, pair in enumerate(zip(shown, drawn, strict=True))])
+        ] == []
+    (line,) = odd_masks([describe_mask(str(n), *pair) for n, pair in enumerate(zip(images, mixed, strict=True))])
     count, named = int(line.split(" of ")[0]), [int(name) for name in re.findall(r"'(\d+)'", line)]
     assert said in line
     assert 0.5 * len(odd) <= count <= len(odd) + 2
@@ -73,7 +75,7 @@ def test_forty_disturbances_of_real_masks(real_data: Path) -> None:
 
         def lines(masks: Mask, cut: list[Mask] = cut, places: list[Any] = places) -> list[str]:
             pairs = enumerate(zip(cut, places, strict=True))
-            return [*odd_masks([drawn_of(str(n), image, masks[n][place]) for n, (image, place) in pairs])]
+            return [*odd_masks([describe_mask(str(n), image, masks[n][place]) for n, (image, place) in pairs])]
 
         assert lines(found["masks"]) == [], file.name
         for way, shares in SHARES.items() if file.stem in REAL else ():

@@ -11,9 +11,9 @@ import pytest
 from scipy import stats
 
 from fairflare.core.statistics.group_sums import sums_of
-from fairflare.reporting.documents import Results
+from fairflare.reporting.documents import RunResults
 from fairflare.reporting.layout import MISSING
-from fairflare_lab.compare.group_gaps import gap_table, of_left_out
+from fairflare_lab.compare.group_gaps import collect_left_out, gap_table
 from fairflare_lab.compare.left_out import Unseen
 from fairflare_lab.compare.unseen import Certainty, unseen_of
 from fairflare_lab.page.material import Material, read_material
@@ -37,7 +37,7 @@ def runs(seeds: int = 3) -> list[tuple[dict[str, Any], Unseen]]:
     return found
 
 
-def as_read(found: Sequence[tuple[Any, ...]]) -> list[tuple[Results, Unseen]]:
+def as_read(found: Sequence[tuple[Any, ...]]) -> list[tuple[RunResults, Unseen]]:
     return [(read(**results), unseen) for results, unseen, *_ in found]
 
 
@@ -189,7 +189,7 @@ def people(label: str = "fed_avg", right: float = 0.6) -> list[tuple[dict[str, A
 
 def test_gaps_at_left_out_sites_are_those_of_all_their_images_together() -> None:
     found = people()
-    rows = of_left_out(as_read(found))
+    rows = collect_left_out(as_read(found))
     assert [*rows] == ["fed_avg"]
     for seed in range(2):
         hit, groups = (np.concatenate([one[2][k] for one in found[3 * seed : 3 * seed + 3]]) for k in range(2))
@@ -198,8 +198,8 @@ def test_gaps_at_left_out_sites_are_those_of_all_their_images_together() -> None
         assert of["gaps"]["accuracy_gap"] == pytest.approx(shares[0] - shares[1], abs=1e-12)
         assert of["groups"]["M"]["images"] == (groups == 1).sum()
         assert of["worst"]["accuracy"] == "M"
-    assert of_left_out(as_read(found[:-1]))["fed_avg"][0].info.seed == 0
-    assert len(of_left_out(as_read(found[:-1]))["fed_avg"]) == 1  # seed 1 lacks a site
+    assert collect_left_out(as_read(found[:-1]))["fed_avg"][0].info.seed == 0
+    assert len(collect_left_out(as_read(found[:-1]))["fed_avg"]) == 1  # seed 1 lacks a site
     table = gap_table(rows, "fed_avg")
     cells = {row[2]: row for row in table.rows if row[0] == "accuracy_gap"}
     assert [*cells] == [*rows]
@@ -217,7 +217,7 @@ def test_sums_that_stay_at_a_left_out_site_are_in_no_gap(tmp_path: Path) -> None
     for results, unseen, _ in found:  # as the files have it
         unseen.write(tmp_path)
         found[[one[0] for one in found].index(results)] = (results, Unseen.read(tmp_path), None)
-    of = groups_before(of_left_out(as_read(found))["fed_avg"][0])
+    of = groups_before(collect_left_out(as_read(found))["fed_avg"][0])
     assert of["kept"] == {"A": ["sex=M"]}
     assert of["sites"]["A"]["sex"]["groups"]["M"].get("accuracy") is None
     counts = [of["sites"][site]["sex"]["groups"]["M"]["images"] for site in "BC"]
@@ -225,4 +225,4 @@ def test_sums_that_stay_at_a_left_out_site_are_in_no_gap(tmp_path: Path) -> None
 
 
 def test_who_did_not_ask_has_no_groups_at_left_out_sites() -> None:
-    assert of_left_out(as_read(runs())) == {}
+    assert collect_left_out(as_read(runs())) == {}

@@ -90,10 +90,10 @@ def idle(
             value, other = getattr(component, name), values[need.other]
             asked = value in need.when if need.when else not need.fact or value != default_of(type(component), name)
             if asked and not need.fits(other):
-                yield f"{name}={_shown(value)} would do nothing: it acts only with {need}, and " + (
+                yield f"{name}={_print_value(value)} would do nothing: it acts only with {need}, and " + (
                     "there is none; leave it out"
                     if need.fact
-                    else f"{need.other} is {_shown(other)}; leave it out, or set {need.other}"
+                    else f"{need.other} is {_print_value(other)}; leave it out, or set {need.other}"
                 )
                 break
 
@@ -108,5 +108,5 @@ def _values(components: Sequence[Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _shown(value: Any) -> str:
+def _print_value(value: Any) -> str:
     return repr(value.kind) if isinstance(value, Part) else repr(value)

@@ -53,7 +53,7 @@ def number(
             plain_number <= high if below is None else plain_number < below
         )
     if not ok:
-        raise ValueError(f"{name} must be {in_words(low, high, above, below, whole)}, got {plain_number!r:.80}")
+        raise ValueError(f"{name} must be {spell_range(low, high, above, below, whole)}, got {plain_number!r:.80}")
     return plain_number
 
 
@@ -121,7 +121,7 @@ def plain(values: Iterable[Any]) -> bool:
     return set(map(type, known)) <= _PLAIN and all(map(_LARGEST.__ge__, map(abs, known)))
 
 
-def in_words(
+def spell_range(
     low: float = -math.inf, high: float = math.inf, above: float | None = None, below: float | None = None,
     whole: bool = False,
 ) -> str:  # fmt: skip

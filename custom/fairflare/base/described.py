@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fairflare.base.acting import never_acting
-from fairflare.base.settings import REQUIRED, default_of, hints_of, in_words, listed, parts_of
+from fairflare.base.settings import REQUIRED, default_of, describe_type, hints_of, listed, parts_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ def described(cls: type, prefix: str = "") -> list[Setting]:
     texts, vain = meanings(cls), never_acting(cls)
     for field in (field for field in dataclasses.fields(cls) if field.name not in vain):
         name, default, kinds = prefix + field.name, default_of(cls, field.name), parts_of(cls, field.name)
-        wanted = f"one of {listed(kinds)}" if kinds else in_words(hints_of(cls)[field.name])
+        wanted = f"one of {listed(kinds)}" if kinds else describe_type(hints_of(cls)[field.name])
         shown = None if default is REQUIRED else type(default).kind if kinds else default
         described_settings.append(Setting(name, wanted, shown, default is REQUIRED, texts.get(field.name, "")))
         owners: dict[str, tuple[Setting, list[str]]] = {}

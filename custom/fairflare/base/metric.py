@@ -76,7 +76,7 @@ class Metric:
         ends = "(" if math.isinf(self.low) else "[", ")" if math.isinf(self.high) else "]"
         return f"{ends[0]}{self.low:g}, {self.high:g}{ends[1]}{self.unit and f' {self.unit}'}"
 
-    def told(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Return direction, range and unit of the metric as plain values; ``None`` for no limit."""
         limits = {name: value if math.isfinite(value := getattr(self, name)) else None for name in ("low", "high")}
         return {**limits, **{name: getattr(self, name) for name in ("higher_is_better", "unit", "mean_of_images")}}

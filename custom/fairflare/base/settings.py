@@ -42,7 +42,7 @@ from fairflare.base.for_types import dataclass_transform
 
 __all__ = [
     "BelowOne", "Flag", "Fraction", "NonNegative", "NonNegativeInt", "Number", "Part", "Positive", "PositiveInt",
-    "Share", "Text", "Whole", "build", "choices", "default_of", "field_names", "hints_of", "in_words", "listed",
+    "Share", "Text", "Whole", "build", "choices", "default_of", "describe_type", "field_names", "hints_of", "listed",
     "parts_of", "settings", "values_of",
 ]  # fmt: skip
 
@@ -121,7 +121,7 @@ def settings(cls: C) -> C:
         lambda cls, source, handler: handler(source) if cls in _FINISHING else core_schema.is_instance_schema(cls)
     )
     # FLARE's exporter omits values that equal the default. Users edit the job folder, so it must show every setting.
-    declared._always_serialize_args = property(_shown)
+    declared._always_serialize_args = property(_list_given)
     return cast(C, declared)
 
 
@@ -150,7 +150,7 @@ def _name_what_is_passed_on(cls: type) -> None:
     constructor.__signature__ = signature.replace(parameters=[*named, *more])
 
 
-def _shown(component: Any) -> list[str]:
+def _list_given(component: Any) -> list[str]:
     cls = type(component)
     return [n for n in cls.__pydantic_fields__ if getattr(component, n) is not None or default_of(cls, n) is not None]
 
@@ -175,7 +175,7 @@ def hints_of(cls: type) -> dict[str, Any]:
     return get_type_hints(cls, include_extras=True)
 
 
-def in_words(hint: Any) -> str:
+def describe_type(hint: Any) -> str:
     """Return a type in words, such as ``a number >= 0``, made from the type's JSON schema."""
     if isinstance(hint, type) and issubclass(hint, Part):
         return f"a {hint.__name__} ({', '.join(kind.__name__ for kind in choices(hint).values())})"
@@ -261,7 +261,7 @@ def _first_problem(cls: type, error: ValidationError) -> str:
         return f"{cls.__name__} needs the setting {place[0]!r}"
     if not place or not isinstance(place[0], str):
         return f"{cls.__name__}: {problem['msg']}"
-    wanted = in_words(hints_of(cls)[place[0]])
+    wanted = describe_type(hints_of(cls)[place[0]])
     near = checks.nearest(value, re.findall("'([^']+)'", wanted)) if kind == "literal_error" else ""
     inside = place[1] if len(place) > 1 and (isinstance(place[1], int) or "a dict" in wanted) else None
     if inside is None or kind.startswith("missing"):
@@ -352,11 +352,11 @@ def build(cls: type, given: Mapping[str, Any]) -> Any:
     return cls(**arguments)
 
 
-def by_name(value: Any, name: str = "") -> dict[str, Any]:
+def flatten(value: Any, name: str = "") -> dict[str, Any]:
     """Return nested values of :func:`values_of` as a flat dict such as ``{"rule.q": 2.0}``, with the users' names."""
     if not isinstance(value, Mapping):
         return {name: value}
     values: dict[str, Any] = {}
     for key, entry in value.items():
-        values.update(by_name(entry, name if key == "args" and "path" in value else f"{name}.{key}".strip(".")))
+        values.update(flatten(entry, name if key == "args" and "path" in value else f"{name}.{key}".strip(".")))
     return values

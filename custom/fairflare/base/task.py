@@ -89,7 +89,7 @@ class Task(ABC):
         """
         return
 
-    def of_user(self, *names: str) -> bool:
+    def is_overridden(self, *names: str) -> bool:
         """Return whether a class outside this package defines one of the named methods."""
         methods = (getattr(type(self), name, None) for name in names)
         return any(not method.__module__.startswith("fairflare.") for method in methods if method is not None)
@@ -266,10 +266,10 @@ class Task(ABC):
             (names, numbers of test images); see :data:`fairflare.federation.site.sampling.SAMPLING`. A task whose
             primary metric is not declared as a mean over images overrides this, or its sites have no intervals.
         """
-        from fairflare.base.cases.sampling import of_mean
+        from fairflare.base.cases.sampling import report_mean
 
         scores = self.image_scores(model, data, device)
-        return {} if scores is None else of_mean(scores, data.cases("test"), self.primary.low, self.primary.high)
+        return {} if scores is None else report_mean(scores, data.cases("test"), self.primary.low, self.primary.high)
 
     @property
     def primary(self) -> Metric:

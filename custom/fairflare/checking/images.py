@@ -37,13 +37,13 @@ from fairflare.data.image_file import image_file
 from fairflare.data.kinds import (
     Drawn,
     apart,
-    by_kind,
-    drawn_of,
+    describe_mask,
+    group_faults,
     named,
     odd_images,
     odd_masks,
     odd_pair,
-    shown,
+    shorten,
     two_names,
 )
 from fairflare.data.listing.attributes import bare
@@ -180,7 +180,7 @@ def check_sites(
     reports = [looker.report() for looker in lookers]
     frame = pd.DataFrame([vars(look) for looker in lookers for look in looker.good], columns=COLUMNS)
     odd = contradictions({one.list.site: {text for look in one.looks for text in look.mask_labels} for one in lookers})
-    images = {one.list.site: [(shown(x.path), x.channels) for x in one.good if x.channels] for one in lookers}
+    images = {one.list.site: [(shorten(x.path), x.channels) for x in one.good if x.channels] for one in lookers}
     drawn = {looker.list.site: [mask for look in looker.good for mask in look.drawn] for looker in lookers}
     problems += [
         *(problem for looker in lookers for problem in looker.problems.values()),
@@ -224,7 +224,7 @@ def _opened(
                 continue
             how: Any = {"class_labels": task.class_labels, "linked_roots": mine.linked_roots, "problems": errors}
             yield mine, (listed := load_datalist(mine.data_root, mine.datalist or "datalist.json", site=site, **how))
-            if (private := Private.of(site, settings)) is not None:
+            if (private := Private.read(site, settings)) is not None:
                 problems += [
                     Problem(site, f"privacy: {text}", grave=False) for text, _ in budget_notes(private.own.epsilon)
                 ]
@@ -317,12 +317,12 @@ class _Looker:
             for error in look.errors:
                 text = _plain(look.site, error)
                 if error.misfit is None:
-                    self.say(text, about=shown(look.path))
+                    self.say(text, about=shorten(look.path))
                 else:
                     misfits[text.removesuffix(f": {error.misfit}")] = error.misfit
             if not look.errors and None in look.content:
                 self.say(
-                    f"image '{look.path}' of '{look.split}': all its pixels have one value", False, shown(look.path)
+                    f"image '{look.path}' of '{look.split}': all its pixels have one value", False, shorten(look.path)
                 )
         good = self.good
         counts = {split: Counter(look.number for look in good if look.split == split) for split in self.list.splits}
@@ -330,7 +330,7 @@ class _Looker:
         labelled = Counter({**dict.fromkeys(self.names, 0), **Counter(names)})
         for split in counts:
             self._judge(split)
-        for text in (*by_kind(misfits.items()), *two_names((shown(look.path), look.colours) for look in self.looks)):
+        for text in (*group_faults(misfits.items()), *two_names((shorten(x.path), x.colours) for x in self.looks)):
             self.say(text)
         masks = [look for look in good if look.drawn]
         for text in (
@@ -338,7 +338,7 @@ class _Looker:
             *odd_masks([mask for look in good for mask in look.drawn]),
             *(
                 f"{len(rows)} of {len(masks)} masks look as if {self.names[one - 1]} and {self.names[two - 1]} were "
-                f"exchanged in them: {named([shown(masks[n].path) for n in rows])}; have all masks one list of codes?"
+                f"exchanged in them: {named([shorten(masks[n].path) for n in rows])}; have all masks one list of codes?"
                 for one, two, rows in exchanged([{number: x for x, number in look.features} for look in masks])
             ),
         ):  # fmt: skip
@@ -425,7 +425,7 @@ def _look_at_label(sample: Sample, image: npt.NDArray[Any], target: npt.NDArray[
         "features": [(features, number) for number, features in regions_of(seen).items()],
         # The mask is described within the box without padding; there is no box if no pixel counts.
         "drawn": [
-            drawn_of(shown(sample.image), image.mean(0)[box], codes[box])
+            describe_mask(shorten(sample.image), image.mean(0)[box], codes[box])
             for box in find_objects((target >= 0).any(axis=0).view(np.int8))
         ],
     }

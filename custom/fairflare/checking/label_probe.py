@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fairflare.base.checks import first_of
-from fairflare.core.statistics.label_maps import in_words, judged, mistaken
+from fairflare.core.statistics.label_maps import describe_mix_up, judged, mistaken
 
 CLEAR = 0.15  # accuracy above chance from which a probe of the labels is trusted
 
@@ -42,7 +42,11 @@ def compared(
     for site, one in verdicts.items():
         usual = float(np.median([other.agreement for name, other in verdicts.items() if name != site]))
         if one.certain or usual - one.agreement > 2 * CLEAR:
-            how = f"look {in_words(one.looks_like, names)}{which}" if one.certain else "are unlike those of other sites"
+            how = (
+                f"look {describe_mix_up(one.looks_like, names)}{which}"
+                if one.certain
+                else "are unlike those of other sites"
+            )
             clashes.append((
                 site,
                 f"its labels {how}. A simple probe of the other sites' images agrees with {one.agreement:.0%} of its "
@@ -61,8 +65,8 @@ def compared(
     for site, looks_like in mistaken(shapes, part if len(verdicts) > 1 else shapes).items():
         clashes.append((
             site,
-            f"its labels look {in_words(looks_like, names)} of other sites, by their shapes; compare the numbers of "
-            "structures, and look at some images",
+            f"its labels look {describe_mix_up(looks_like, names)} of other sites, by their shapes; compare the "
+            "numbers of structures, and look at some images",
             0 in looks_like.values(),
         ))  # fmt: skip
     if len(verdicts) < 2:

@@ -14,8 +14,8 @@ from scipy.ndimage import binary_erosion, find_objects
 from fairflare.core.statistics.channels import described
 from fairflare.core.statistics.label_maps import regions_of, shape_of
 from fairflare.data.datalist import Sample
-from fairflare.data.intensity import between, counts_of
-from fairflare.data.kinds import drawn_of, hash_values, shown
+from fairflare.data.intensity import counts_of, rescale
+from fairflare.data.kinds import describe_mask, hash_values, shorten
 from fairflare.data.orientation import oriented
 from fairflare.data.whole_volumes import check_scale, open_volume
 
@@ -47,7 +47,7 @@ def look_at_masked(data: Any, sample: Sample, split: str) -> dict[str, Any]:
     mask, affine = case.mask, case.affine
     for one, channel in zip(case.images, data.reading.channels, strict=True):
         check_scale(one, data.reading.channel_reading(max(0, channel)))
-    volumes = [case.brought(number, one.array) for number, one in enumerate(case.images)]
+    volumes = [case.bring_to_grid(number, one.array) for number, one in enumerate(case.images)]
     structured = data.task.structured(data.coding, data.site, split)
     counts = counts_of(mask)
     meaning = structured.meaning(counts, str(sample.label))
@@ -75,7 +75,7 @@ def look_at_masked(data: Any, sample: Sample, split: str) -> dict[str, Any]:
         "odd": [FULL] * (not background) + [LINES] * lines if labelled else [EMPTY],
         "features": [(features, number) for number, features in regions_of(seen, True).items()],
         "shapes": shapes_of(seen),
-        "drawn": [drawn_of(shown(sample.image), image, marks)],
+        "drawn": [describe_mask(shorten(sample.image), image, marks)],
         "prepared": math.prod(map(round, data.shapes(split)[0])) * (np.float32().nbytes + len(structured.labels)),
     }  # fmt: skip
 
@@ -95,4 +95,4 @@ def _has_inner(mask: npt.NDArray[Any], values: list[int]) -> bool:
 def _content(values: npt.NDArray[Any]) -> str | None:
     """Return a checksum of a volume, the same for a copy of another type or scale; ``None`` if it is constant."""
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
-    return None if low == high else hash_values(values, lambda slab: between(slab, (low, high)))
+    return None if low == high else hash_values(values, lambda slab: rescale(slab, (low, high)))

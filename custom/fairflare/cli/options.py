@@ -202,7 +202,7 @@ class Command(TyperCommand):
             if hasattr(error, "possibilities"):  # the option is unknown
                 more = _spelled(ctx.info_name, words, error.option_name, [flag for p in self.params for flag in p.opts])
             elif "extra argument" in error.message:
-                more = _meant(ctx.info_name, words)
+                more = _guess_meaning(ctx.info_name, words)
             elif not error.message:  # an argument or an option is missing
                 more = error.param.help or ""
             error.message += more
@@ -270,7 +270,7 @@ def _spelled(command: str, words: Sequence[str], wrong: str, has: Sequence[str])
     return f". Meant is probably: fairflare {command} {' '.join(line)}" if answered else ""
 
 
-def _meant(command: str, words: Sequence[str]) -> str:
+def _guess_meaning(command: str, words: Sequence[str]) -> str:
     """Return a hint where a lone word probably belongs to ``--set`` or ``--paper``, or to ``compare``; else nothing."""
     from fairflare.federation.plan.papers import experiments
     from fairflare.methods.base.catalog import all_methods
@@ -388,7 +388,7 @@ def plan_options(
     from fairflare.methods.base.catalog import get_method
 
     given = {name: value for name, value in of_run.items() if value is not None}
-    return RunRequest.of(
+    return RunRequest.make(
         method=get_method(method).name, task=task, train_like=train_like, task_file=task_file,
         sites="default" if sites is None else parse_sites(sites), settings=parse_settings(settings),
         monai_bundle=monai_bundle, **which_paper(paper), **{**usual_waits(phase_timeout=timeout), **given},

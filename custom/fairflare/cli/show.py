@@ -14,7 +14,7 @@ from fairflare.cli.options import Metric
 from fairflare.cli.screen import AsJson, console, one_document, one_form, user_errors
 
 if TYPE_CHECKING:
-    from fairflare.reporting.documents import Results
+    from fairflare.reporting.documents import RunResults
 
 
 def show(
@@ -46,22 +46,22 @@ def show(
             typer.echo(fairness_table(documents[0], metric=metric, style=style, width=console.width))
 
 
-def _plain_results(results: Results, metric: str | None) -> dict[str, Any]:
+def _plain_results(results: RunResults, metric: str | None) -> dict[str, Any]:
     """Return a run as plain values: what is said first, metrics by site and over sites, and the notes on details.
 
     Raises:
         ValueError: the run does not have the metric.
     """
     from fairflare.reporting.findings import run_findings
-    from fairflare.reporting.table import by_site_of, known_metric, label_of, metrics_of, run_notes, summary_of
+    from fairflare.reporting.table import check_metric, collect_by_site, label_of, metrics_of, run_notes, summary_of
     from fairflare.reporting.values import site_columns
 
     names = []
     if site_columns(results):
-        names = metrics_of(results) if metric is None else [known_metric(results, metric)]
+        names = metrics_of(results) if metric is None else [check_metric(results, metric)]
     over = {name: summary_of(results, name).as_dict() for name in names}
     metrics = {
-        name: {"sites": by_site_of(results, name), "average": figures.pop("mean"), **figures}
+        name: {"sites": collect_by_site(results, name), "average": figures.pop("mean"), **figures}
         for name, figures in over.items()
     }
     return {

@@ -84,7 +84,7 @@ def bounds_of(array: npt.NDArray[Any], kind: str, padded: bool = False) -> Bound
     return low, high
 
 
-def between(values: npt.NDArray[Any], bounds: Bounds) -> npt.NDArray[np.float32]:
+def rescale(values: npt.NDArray[Any], bounds: Bounds) -> npt.NDArray[np.float32]:
     """Return ``values`` clipped to ``bounds`` and scaled to [0, 1]; all are 0 if the bounds are equal."""
     low, high = bounds
     if high <= low:
@@ -153,4 +153,4 @@ class Window:
         centre, width = (self.centre - 0.5, self.width - 1) if self.function == "LINEAR" else (self.centre, self.width)
         if width <= 0:  # LINEAR with a width of 1 is a threshold
             return (values > centre).astype(np.float32)
-        return between(values, (centre - width / 2, centre + width / 2))
+        return rescale(values, (centre - width / 2, centre + width / 2))

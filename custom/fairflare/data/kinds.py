@@ -57,7 +57,7 @@ def grouped(problems: Iterable[tuple[str, P]]) -> list[list[tuple[str, P]]]:
     ).values()]  # fmt: skip
 
 
-def by_kind(problems: Iterable[tuple[str, str | Misfit]]) -> Iterator[str]:
+def group_faults(problems: Iterable[tuple[str, str | Misfit]]) -> Iterator[str]:
     """Yield a line for each kind of problem: number of files, the problem, three of the files, and a known remedy.
 
     Args:
@@ -104,12 +104,12 @@ def named(names: Sequence[str]) -> str:
     return few([f"'{name}'" for name in names], NAMED)
 
 
-def shown(path: Path) -> str:
+def shorten(path: Path) -> str:
     """Return a file's name for a message, with its two innermost folders, which often name site and class."""
     return "/".join(path.parts[-3:])
 
 
-def at_site(name: str, site: str) -> str:
+def name_site(name: str, site: str) -> str:
     """Return a file's name that, once in quotes, is followed by the name of its site, if that is known."""
     return f"{name}' of site '{site}" if site else name
 
@@ -164,7 +164,7 @@ class Drawn(NamedTuple):
     boxed: float
 
 
-def drawn_of(file: str, image: npt.NDArray[Any], labels: npt.NDArray[Any]) -> Drawn:
+def describe_mask(file: str, image: npt.NDArray[Any], labels: npt.NDArray[Any]) -> Drawn:
     """Return the description of a mask; ``image`` and ``labels`` (above 0 inside) have one shape, in 2D or 3D."""
     import numpy as np
     from scipy.ndimage import find_objects, label
@@ -418,7 +418,7 @@ def odd_images(sites: Mapping[str, Sequence[tuple[str, Channels]]]) -> Iterator[
     from fairflare.core.statistics.channels import odd_channels
 
     for site, problems in gathered((site, (f"'{file}'", text)) for site, file, text in odd_channels(sites)).items():
-        yield from ((site, line) for line in by_kind(problems))
+        yield from ((site, line) for line in group_faults(problems))
 
 
 def odd_masks(masks: Sequence[Drawn]) -> Iterator[str]:

@@ -21,7 +21,7 @@ from fairflare.base.own_errors import may_be_of_file
 from fairflare.base.stopping import TaskStopped
 from fairflare.data.datalist import DataError, Sample
 from fairflare.data.decoded import DecodedVolumes
-from fairflare.data.geometry import TWO_FORMS, DrawnOn, Fit, Misfit, fit, of_several
+from fairflare.data.geometry import TWO_FORMS, DrawnOn, Fit, Misfit, describe_several, fit
 from fairflare.data.image_file import (
     MAX_IMAGE_BYTES,
     Facts,
@@ -32,7 +32,7 @@ from fairflare.data.image_file import (
     kind_of,
     misnamed,
 )
-from fairflare.data.intensity import IN_WORDS, Bounds, Intensity, between, bounds_of, labels_of
+from fairflare.data.intensity import IN_WORDS, Bounds, Intensity, bounds_of, labels_of, rescale
 from fairflare.data.orientation import Orientation, Turn, turn_of, turned
 
 Labels = npt.NDArray[np.unsignedinteger[Any]]
@@ -71,7 +71,7 @@ class Reading:
         window: Any = self.window and (self.window[number] if isinstance(self.window[0], tuple) else self.window)
         return replace(self, window=window, channels=(0,), width=1)
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """Return text that describes how grey values are scaled."""
         if self.intensity != "window":
             return IN_WORDS[self.intensity]
@@ -170,7 +170,7 @@ def _scaled(
     """
     scaled = (
         values.astype(np.float32) if how.intensity == "raw"
-        else between(values, bounds) if bounds is not None
+        else rescale(values, bounds) if bounds is not None
         else _windowed(opened, values, number, how)
     )  # fmt: skip
     if opened.facts.inverted and (bounds is None or bounds[1] > bounds[0]):
@@ -342,7 +342,7 @@ def _pair(sample: Sample, site: str, split: str, limit: int, how: Reading, masks
             f"its mask '{file.name}': {fitting}",
             fitting,
         )
-    with _said_of(sample.image, "image", site, split):
+    with _name_file(sample.image, "image", site, split):
         turn = turn_of(fitting.affine, how.orientation, image.facts.slices or 1)
     slices = None if mask.facts.slices is None else image.facts.grid.shape[2]
     array = fitting.bring(mask.array) if mask.array.ndim > 1 else mask.array
@@ -365,7 +365,7 @@ def notes_on(sample: Sample, how: Reading = PLAIN) -> list[str]:
 
 def every_channel(sample: Sample, site: str, split: str) -> tuple[int, ...]:
     """Return the numbers of all images of a case, by its files or the header of its only file."""
-    with _said_of(sample.image, "image", site, split):
+    with _name_file(sample.image, "image", site, split):
         return tuple(range(len(sample.files) if sample.more else _facts(image_file(sample.image)).volumes))
 
 
@@ -445,7 +445,7 @@ def _open(
 
     For a file of a pair (not ``alone``) the rotation is left out, because it depends on both files.
     """
-    with _said_of(path, what, site, split, limit):
+    with _name_file(path, what, site, split, limit):
         file, is_mask = image_file(path), what == "mask"
         with _turn_for(file):
             array = (
@@ -457,13 +457,13 @@ def _open(
         wanted = 1 if is_mask else len(how.channels)
         if facts.volumes != wanted:
             rows, columns, slices = facts.grid.shape
-            raise of_several((columns, rows, slices, *[facts.volumes] * (facts.volumes > 1)), wanted)
+            raise describe_several((columns, rows, slices, *[facts.volumes] * (facts.volumes > 1)), wanted)
         turn = turn_of(facts.affine, how.orientation, facts.slices or 1) if alone else None
     return _Opened(file, what, site, split, array, facts, turn)
 
 
 @contextmanager
-def _said_of(path: Path, what: str, site: str, split: str, limit: int = 0) -> Iterator[None]:
+def _name_file(path: Path, what: str, site: str, split: str, limit: int = 0) -> Iterator[None]:
     """Convert errors about a file's content in the ``with`` block into a ``DataError``; others pass unchanged."""
     try:
         yield

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from fairflare.base.checks import refuse
 from fairflare.data import reading
 from fairflare.data.datalist import DataError, Sample
-from fairflare.data.geometry import Grid, onto
+from fairflare.data.geometry import Grid, resample
 from fairflare.data.image_file import MAX_IMAGE_BYTES, ImageFile, image_file
 from fairflare.data.intensity import slabs
 from fairflare.data.reading import (
@@ -26,9 +26,9 @@ from fairflare.data.reading import (
     Reading,
     _bounds,
     _mask,
+    _name_file,
     _open,
     _Opened,
-    _said_of,
     _scaled,
     open_image,
     open_pair,
@@ -69,7 +69,7 @@ class Opened:
     mask: Labels | None
     affine: npt.NDArray[np.float64] | None
 
-    def brought(self, number: int, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def bring_to_grid(self, number: int, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return values of an image, (rows, columns, slices) of its own file, on the grid of the case.
 
         Raises:
@@ -81,8 +81,8 @@ class Opened:
         from scipy.ndimage import find_objects
 
         box = None if self.mask is None else next(iter(find_objects((self.mask > 0).view(np.int8))), None)
-        with _said_of(one.file.path, one.what, one.site, one.split):
-            return onto(self.grid, one.facts.grid, values, box)
+        with _name_file(one.file.path, one.what, one.site, one.split):
+            return resample(self.grid, one.facts.grid, values, box)
 
     def scaled(self, how: Reading, limit: int) -> npt.NDArray[np.float32]:
         """Return the channels, (channels, rows, columns, slices) float32 in [0, 1]; a lacking one is 0."""
@@ -90,7 +90,7 @@ class Opened:
         for number, channel in enumerate(how.channels):
             if channel >= 0:
                 one, reading = self.images[number], how.channel_reading(channel)
-                scaled[channel] = self.brought(
+                scaled[channel] = self.bring_to_grid(
                     number, _scaled(one, one.array, None, _bounds(one, reading, limit), reading)
                 )
         if how.width == 1:

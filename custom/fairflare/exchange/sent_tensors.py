@@ -86,7 +86,7 @@ class SentTensors:
         self.names = [name for name in every if exchange == ALL or name in chosen]
         self._sent = frozenset(self.names)
 
-    def of(self, state: State) -> dict[str, torch.Tensor]:
+    def select(self, state: State) -> dict[str, torch.Tensor]:
         """Return those tensors of a state that server and sites send each other."""
         return {name: tensor for name, tensor in state.items() if name in self._sent}
 

@@ -92,6 +92,6 @@ def layout_of(state: Mapping[str, torch.Tensor]) -> Layout:
     return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()}
 
 
-def in_words(names: list[str]) -> str:
+def list_names(names: list[str]) -> str:
     """Return the number of tensors and their first names in words; names, which sites choose, are quoted and cut."""
     return f"{len(names)} tensor{'s' if len(names) > 1 else ''} ({few([f'{name[:80]!r:.80}' for name in names], 3)})"

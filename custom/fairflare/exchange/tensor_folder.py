@@ -111,7 +111,7 @@ class KeptTensors:
 
         return keep
 
-    def at(self, number: int) -> Mapping[str, torch.Tensor]:
+    def load(self, number: int) -> Mapping[str, torch.Tensor]:
         """Return the tensors saved under a number (a round's), by name; each is read from disk at every access.
 
         Raises:
@@ -128,7 +128,7 @@ class KeptTensors:
 
         The result is ``None`` if no tensors are saved yet, or if their folder outlives the process.
         """
-        return dict(self.at(number)) if self.memory_folder is None and number else None
+        return dict(self.load(number)) if self.memory_folder is None and number else None
 
     def take_back(self, number: int, tensors: Mapping[str, torch.Tensor] | None) -> None:
         """Save the tensors that :meth:`travelling` returned under a number again, unless they are ``None``."""

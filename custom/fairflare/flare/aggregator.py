@@ -26,7 +26,7 @@ from fairflare.base.machine.one_run import refuse_main
 from fairflare.base.settings import PositiveInt, settings
 from fairflare.core.states import add_update, check_state, difference
 from fairflare.exchange.messages import STATUS_OK, Message, clean_tensor
-from fairflare.exchange.tensor_file import Layout, in_words, layout_of
+from fairflare.exchange.tensor_file import Layout, layout_of, list_names
 from fairflare.federation.collecting.collector import UNTOLD, Collector, Counts
 from fairflare.federation.collecting.received_state import Incoming, conformed, is_trained
 from fairflare.federation.plan.bounds import Bounds
@@ -289,7 +289,7 @@ class FairAggregator(Bounds, ModelAggregator):
             if _fits(signature, common):
                 absent = sorted({name for name, *_ in common[2]} - {name for name, *_ in signature[2]})
                 if absent:
-                    log.info("site %r: %s did not come and count as unchanged", site, in_words(absent))
+                    log.info("site %r: %s did not come and count as unchanged", site, list_names(absent))
             else:
                 self._collector.drop(site, f"site {site!r} sent {_difference(signature, common)}")
                 log.warning("left out: %s", self.rejected[site])

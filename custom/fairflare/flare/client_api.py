@@ -36,7 +36,7 @@ from fairflare.exchange.messages import (
     encode_reply,
 )
 from fairflare.federation.site.gate import METRICS_BY_CLASS, MIN_CASES
-from fairflare.federation.site.script import ScriptSite, built_training
+from fairflare.federation.site.script import ScriptSite, build_training
 from fairflare.federation.site.worker import refusal
 from fairflare.flare.messages.wire import META_KEY, TRAINING_KEY, decode_model, encode_model
 from fairflare.tasks.scripts import Criterion, LoopTask, ScriptData
@@ -199,7 +199,7 @@ class Site:
             folder = self._folder
             if request.experiment:
                 folder = folder / safe_name(request.experiment) / safe_name(self.name)
-            training = built_training(description)
+            training = build_training(description)
             self._task.told = description.get("metrics") or {}
             vars(self._task)["primary_metric"] = str(self._named or description.get("primary", "accuracy"))
             self._site = ScriptSite(self.name, self._task, self._model, training, self._settings, folder)

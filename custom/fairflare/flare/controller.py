@@ -33,10 +33,10 @@ from fairflare.exchange.messages import TASK_CHECK, Message, address, clean_meta
 from fairflare.federation.collecting.transport import Listener, Question
 from fairflare.federation.plan.run_settings import Place, RunSettings
 from fairflare.federation.server.rounds import Rounds, Stopped
-from fairflare.federation.site.script import told_training
+from fairflare.federation.site.script import describe_training
 from fairflare.federation.site.site_file import SITE_FILE, read_site_file
 from fairflare.flare.messages.memory import job_cell, memory_given_back, replies_on_disk
-from fairflare.flare.messages.sending import sent_in_turns
+from fairflare.flare.messages.sending import send_in_turns
 from fairflare.flare.messages.wire import META_KEY, TRAINING_KEY, decode_model, encode_model
 from fairflare.flare.tracking import FlareEvents
 from fairflare.methods.base.reports import shortened
@@ -84,7 +84,7 @@ class RoundsController(RunSettings, ModelController):
             self.warning(text)
         try:
             events = FlareEvents(self, self.task.directions())
-            sending = sent_in_turns(job_cell(self.engine))
+            sending = send_in_turns(job_cell(self.engine))
             offload: AbstractContextManager[bool] = nullcontext(True)
             if self.disk_offload:
                 offload = replies_on_disk(self.engine, self.fl_ctx.get_job_id("job"))
@@ -147,7 +147,7 @@ class RoundsController(RunSettings, ModelController):
     def ask(self, question: Question) -> None:
         task = question.task
         if self.training is not None:  # the sites' scripts train, and need the method's site half with each task
-            description = clean_meta(told_training(self.training, self.task))
+            description = clean_meta(describe_training(self.training, self.task))
             task = replace(task, meta={**task.meta, TRAINING_KEY: description})
         self._task = task
         self.send_model(

@@ -140,7 +140,7 @@ class SiteStatistics(StatisticsController):
             if abort_signal.triggered:
                 return
         try:
-            document = self.told()
+            document = self.collect()
         except ValueError as error:
             self.system_panic(str(error), fl_ctx)
             return
@@ -204,7 +204,7 @@ class SiteStatistics(StatisticsController):
         figures.check(site, *measured)
         self._measured[site] = measured
 
-    def told(self) -> dict[str, figures.Measured]:
+    def collect(self) -> dict[str, figures.Measured]:
         """Return the figures of the sites that answered both questions (for counts, for histograms) with usable values.
 
         Raises:
@@ -329,4 +329,4 @@ def statistics_here(
         controller.global_statistics = get_global_stats(
             controller.global_statistics, controller.client_statistics, phase, controller.statistic_configs, DECIMALS
         )
-    return figures.document_of(controller.told(), generator.intensities, class_names)
+    return figures.document_of(controller.collect(), generator.intensities, class_names)

@@ -14,7 +14,7 @@ from nvflare.app_common.app_constant import AppConstants, ModelName
 
 from fairflare.core.cells import SUPPRESSED, values_of
 from fairflare.exchange.messages import STATUS_OK, STATUS_SKIPPED, TASK_VALIDATE, SiteReply, SiteTask, clean_state
-from fairflare.exchange.tensor_file import in_words
+from fairflare.exchange.tensor_file import list_names
 from fairflare.federation.site.site_file import SUBMITS
 from fairflare.federation.site.worker import SiteWorker
 from fairflare.flare.messages.wire import META_KEY
@@ -131,7 +131,7 @@ def check_submission(shareable: Shareable, worker: SiteWorker, asked: SiteTask |
     if stays := worker.stays(asked):
         raise NotServed(
             no,
-            f"the local model is not sent: {in_words(stays)} of it stay at this site by the job's method",
+            f"the local model is not sent: {list_names(stays)} of it stay at this site by the job's method",
         )
 
 

@@ -26,7 +26,7 @@ from fairflare.methods.base.reports import TRAINING, VALIDATION, Field, ReportEr
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.base.training import LocalTraining, SiteRun
 from fairflare.methods.fed_ism import JOB
-from fairflare.methods.parts.group_sums import ALIKE, check_attribute, confusions, held, known_groups
+from fairflare.methods.parts.group_sums import ALIKE, bound_counts, check_attribute, confusions, count_groups
 from fairflare.methods.parts.probes import ReportsScore, score, score_in
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class ReportAccuracy(ReportsScore, LocalTraining):
             run.own = {"accuracy": score(self, run, model, "training", balanced=True)}
         if self.fairfed_attribute:
             counts = confusions(run, model, self.fairfed_attribute, "validation").reshape(-1).tolist()
-            run.own |= {"groups": float(known_groups(run, self.fairfed_attribute)), "group_counts": counts}
+            run.own |= {"groups": float(count_groups(run, self.fairfed_attribute)), "group_counts": counts}
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         return dict(run.own)
@@ -144,7 +144,7 @@ class FairFed(Rule):
         if self.fairfed_attribute:
             counts = _alike({site: _counts(inputs.reports[site], site) for site in inputs.sites})
             names = sorted(set().union(*counts.values()))
-            factors = held(inputs, {site: _images(by_group) for site, by_group in counts.items()})
+            factors = bound_counts(inputs, {site: _images(by_group) for site, by_group in counts.items()})
             pools = {
                 name: [(factors[site], by_group[name]) for site, by_group in counts.items() if name in by_group]
                 for name in names

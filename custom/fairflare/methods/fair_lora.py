@@ -23,7 +23,14 @@ from fairflare.methods.base.reports import TRAINING, Field
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun
 from fairflare.methods.fed_ism import JOB
-from fairflare.methods.parts.group_sums import ByPeople, check_attribute, hidden, known_groups, known_images, numbers_of
+from fairflare.methods.parts.group_sums import (
+    ByPeople,
+    check_attribute,
+    count_groups,
+    numbers_of,
+    require_numbers,
+    withhold_groups,
+)
 
 if TYPE_CHECKING:
     from fairflare.base.task import Task
@@ -61,18 +68,18 @@ class GroupAdapters(ByPeople, LocalTraining):
         from fairflare.core.features.group_adapter import adapters_of
 
         facts = check_attribute(run, self.fairlora_attribute)
-        num_groups, num_adapters = known_groups(run, self.fairlora_attribute), len(adapters_of(model)[0].fair_S)
+        num_groups, num_adapters = count_groups(run, self.fairlora_attribute), len(adapters_of(model)[0].fair_S)
         if num_groups != num_adapters:
             raise SiteError(
                 f"site {run.site!r}: attribute {self.fairlora_attribute!r} has {num_groups} groups in its datalist, "
                 f"the job has adapters.groups={num_adapters}; set adapters.groups to the number that all datalists "
                 "declare"
             )
-        known_images(run.data.order("training", 0), run.site, "fair_lora")
+        require_numbers(run.data.order("training", 0), run.site, "fair_lora")
         return {**super().check(run, model), **facts}
 
     def train(self, run: SiteRun, model: torch.nn.Module) -> Trained:
-        stored = self._kept(run, model)
+        stored = self._pick_unchanged(run, model)
         before = [values.detach().clone() for values in stored]
         trained = super().train(run, model)
         with torch.no_grad():
@@ -81,18 +88,18 @@ class GroupAdapters(ByPeople, LocalTraining):
         return trained
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        numbers, stays = self._numbers(run), hidden(run, self.fairlora_attribute, "training")
-        groups = range(known_groups(run, self.fairlora_attribute))
+        numbers, stays = self._numbers(run), withhold_groups(run, self.fairlora_attribute, "training")
+        groups = range(count_groups(run, self.fairlora_attribute))
         return {"group_images": [math.nan if g in stays else float((numbers == g).sum()) for g in groups]}
 
     def _numbers(self, run: SiteRun) -> Any:
         return numbers_of(run, self.fairlora_attribute, "training")
 
-    def _kept(self, run: SiteRun, model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    def _pick_unchanged(self, run: SiteRun, model: torch.nn.Module) -> list[torch.nn.Parameter]:
         """Return the singular values of groups with too few cases at the site, which are sent unchanged."""
         from fairflare.core.features.group_adapter import adapters_of
 
-        stays = hidden(run, self.fairlora_attribute, "training")
+        stays = withhold_groups(run, self.fairlora_attribute, "training")
         return [v for a in adapters_of(model) for g, v in enumerate(a.values) if g in stays]
 
 

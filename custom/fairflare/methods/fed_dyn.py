@@ -40,7 +40,7 @@ class DynamicTraining(LocalTraining):
     feddyn_alpha: Positive = 0.01
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
-        received = self.home.sent_parameters(model)
+        received = self.home.copy_sent(model)
         drift = fitting(run, DRIFT, received)
         run.own = {name: x - drift.get(name, 0) for name, x in received.items()}, drift  # centre x - l_k, and l_k
 

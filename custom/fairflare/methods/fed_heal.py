@@ -116,13 +116,13 @@ class FedHEAL(Rule):
         weights = inputs.bounded(normalise({site: self._weights.get(site, 1 / len(sites)) for site in sites}))
         most = max(inputs.bounded({site: float(site == sites[0]) for site in sites}).values())
 
-        def behind(name: str) -> torch.Tensor:
+        def sum_shares(name: str) -> torch.Tensor:
             base = 0 if start is None else start[name]
             sent = torch.stack([weight * (states[site][name] != base).double() for site, weight in weights.items()])
             share = torch.maximum(sent.sum(0), sent.amax(0) / most)  # no site's share exceeds the run's bound
             return torch.where(share == 0, 1.0, share)
 
-        self._entries = Made(names, behind)
+        self._entries = Made(names, sum_shares)
         return Weighing(sites=weights, details={"length": lengths})
 
     def move(self, change: State) -> State:

@@ -48,7 +48,7 @@ class GlobalPerturbation(SharpnessReport):
         from fairflare.core.objectives.sam import NORM_EPS
 
         super().begin_round(run, model)
-        received = self.home.sent_parameters(model)
+        received = self.home.copy_sent(model)
         push = {name: last - received[name] for name, last in fitting(run, LAST, received).items()}
         run.store.save(LAST, run.current_round, {name: tensor.cpu() for name, tensor in received.items()})
         lengths = [tensors.norm([tensor]) for tensor in push.values()]

@@ -112,7 +112,7 @@ class RescueTraining(LocalTraining):
         if self.lambda_f > 0 or (weighed and self.rf_source == "prior"):
             # Cached prior features are of unaugmented images: cache none if no pass sees unaugmented images.
             cached = self.cache_features and (weighed or not self.augment)
-            memory.prior = self._priors.at_site(run, model, cached=cached)
+            memory.prior = self._priors.open_site(run, model, cached=cached)
         if weighed:
             memory.during = RunningClassMean(len(class_counts(self, run, "Fed-MAS measures by class and needs")))
         if weighed or (memory.prior is not None and memory.prior.cache is not None):

@@ -57,13 +57,13 @@ class FedMGDA(Steps):
         scaled = shares * ((self.server_rate or sizes.mean()) / sizes)
         self.step = float(scaled.sum())
 
-        def by_site(values: torch.Tensor) -> dict[str, float]:
+        def spread_over_sites(values: torch.Tensor) -> dict[str, float]:
             zeros = dict.fromkeys(inputs.sites, 0.0)
             return normalise(zeros | {inputs.sites[k]: value for k, value in zip(moved, values.tolist(), strict=True)})
 
         return Weighing(
-            sites=by_site(scaled), buffers=by_site(shares), values={"step": self.step},
-            details={"lambda": by_site(shares)},
+            sites=spread_over_sites(scaled), buffers=spread_over_sites(shares), values={"step": self.step},
+            details={"lambda": spread_over_sites(shares)},
         )  # fmt: skip
 
 

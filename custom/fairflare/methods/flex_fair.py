@@ -32,13 +32,13 @@ from fairflare.methods.parts.group_sums import (
     GROUP_LOSSES,
     MOST,
     MOST_GROUPS,
+    bound_counts,
     check_attribute,
     check_told,
-    held,
-    known_groups,
-    known_images,
+    count_groups,
     losses_by_group,
     numbers_of,
+    require_numbers,
 )
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class VariancePenalty(LocalTraining):
         if not directive:
             return super().loss(run, model, inputs, targets)
         classes = self._classes(run)
-        rows = 1 + (known_groups(run, self.flexfair_attribute) if self.flexfair_attribute else 0)
+        rows = 1 + (count_groups(run, self.flexfair_attribute) if self.flexfair_attribute else 0)
         check_told(run, directive, rows * classes, "slopes of groups and classes")
         slopes = torch.tensor([*directive, *[0.0] * classes], dtype=torch.float32).reshape(
             -1, classes
@@ -101,7 +101,7 @@ class VariancePenalty(LocalTraining):
         column = targets.cpu().long() if classes > 1 else torch.zeros(len(inputs), dtype=torch.long)
         factors = 1 + slopes[0, column]
         if self.flexfair_attribute:
-            images = known_images(run.batch, run.site, "flex_fair")
+            images = require_numbers(run.batch, run.site, "flex_fair")
             groups = torch.from_numpy(numbers_of(run, self.flexfair_attribute, "training")[images])
             factors = factors + slopes[1 + groups, column]
         losses = criterion_losses(self, run, model(inputs), targets)
@@ -221,7 +221,7 @@ class FlexFair(Rule):
         losses, images = (
             {site: arrays[name].reshape(int(rows), -1) for site, arrays in reported.items()} for name in names
         )
-        factors = held(inputs, {site: float(np.nansum(table[0])) for site, table in images.items()})
+        factors = bound_counts(inputs, {site: float(np.nansum(table[0])) for site, table in images.items()})
         return losses, {site: table * factors[site] for site, table in images.items()}
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:

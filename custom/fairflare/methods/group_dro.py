@@ -27,13 +27,13 @@ from fairflare.methods.parts.group_sums import (
     LEAST,
     MOST,
     MOST_GROUPS,
+    bound_counts,
     check_attribute,
     check_told,
-    held,
-    known_groups,
-    known_images,
+    count_groups,
     losses_by_group,
     numbers_of,
+    require_numbers,
 )
 
 WEIGHTS = "group_weights"
@@ -63,9 +63,9 @@ class GroupWeighted(LocalTraining):
         weights = run.directives.get(WEIGHTS)
         if not weights or not self.dro_attribute:
             return super().loss(run, model, inputs, targets)
-        check_told(run, weights, known_groups(run, self.dro_attribute), "weights of groups")
+        check_told(run, weights, count_groups(run, self.dro_attribute), "weights of groups")
         by_group = torch.tensor([*weights, 1.0], dtype=torch.float32).clamp(0, MOST)  # weight 1 for unknown groups
-        images = known_images(run.batch, run.site, "group_dro")
+        images = require_numbers(run.batch, run.site, "group_dro")
         weight_of_image = by_group[numbers_of(run, self.dro_attribute, "training")[images]].to(run.device)
         return (weight_of_image * criterion_losses(self, run, model(inputs), targets)).mean()
 
@@ -162,7 +162,7 @@ class GroupDRO(Rule):
             }
             for site, losses in losses_by_site.items() if len(losses) == groups > 0
         }  # fmt: skip
-        factors = held(inputs, {site: math.fsum(by_group.values()) for site, by_group in counts.items()})
+        factors = bound_counts(inputs, {site: math.fsum(by_group.values()) for site, by_group in counts.items()})
         sums: dict[str, float] = {}
         images: dict[str, float] = {}
         for group in range(groups):

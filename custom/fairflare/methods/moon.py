@@ -85,10 +85,10 @@ class ContrastiveTraining(LocalTraining):
             return
         check_parts(run, model, ("embed", "head"), NEEDED)
         stored = run.store.load_before(LOCAL_MODEL, run.current_round)
-        previous = None if stored is None else _frozen(model)
+        previous = None if stored is None else _freeze(model)
         if previous is not None and stored is not None:
             previous.load_state_dict({**(run.sent.rest(previous.state_dict()) if run.sent else {}), **stored})
-        run.own = _Contrast(_frozen(model), previous)
+        run.own = _Contrast(_freeze(model), previous)
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if self.mu == 0:
@@ -103,7 +103,7 @@ class ContrastiveTraining(LocalTraining):
         return supervised + self.mu * model_contrastive_loss(z, z_global, z_previous, self.temperature)
 
 
-def _frozen(model: torch.nn.Module) -> torch.nn.Module:
+def _freeze(model: torch.nn.Module) -> torch.nn.Module:
     return copy.deepcopy(model).eval().requires_grad_(False)
 
 

@@ -54,7 +54,7 @@ class ControlledTraining(LocalTraining):
     momentum: Literal[0] = 0
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
-        received = self.home.sent_parameters(model)
+        received = self.home.copy_sent(model)
         control = fitting(run, CONTROL, received)
         push = {n: run.beside[n].to(x) - control.get(n, 0) for n, x in received.items() if n in run.beside}
         run.own = _Controls(received, push, control)

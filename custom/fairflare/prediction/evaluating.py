@@ -14,7 +14,7 @@ from fairflare.base.disk.files import safe_name
 from fairflare.exchange.messages import clean_state
 from fairflare.federation.plan.plan import Plan, site_list
 from fairflare.federation.plan.run_settings import WithoutTraining, usual_waits
-from fairflare.federation.plan.task_files import BUNDLE_TASK, TASKS_BY_KIND, describe_object, like
+from fairflare.federation.plan.task_files import BUNDLE_TASK, TASKS_BY_KIND, describe_object, rebuild_task
 from fairflare.federation.site.site_file import COMPUTING_KEYS
 from fairflare.methods.base.catalog import get_method
 from fairflare.methods.base.training import LocalTraining
@@ -47,7 +47,7 @@ class GivenModel:
     notes: list[str]
 
 
-def given_model(
+def read_given_model(
     place: Path,
     which: Literal["best", "last"] | None = None,
     *,
@@ -93,12 +93,12 @@ def given_model(
     learned, carried = recalled.task, task_file or BUNDLE_TASK
     if task_file is None and bundle is None:
         _, carried, cls = describe_object(learned, None)
-        learned = like(learned, cls, {})
+        learned = rebuild_task(learned, cls, {})
     stored = results_beside(model.path).info.config.get("training") or {}
     trained = {**learned.training_settings(()), **stored.get("args", {}), **given}
     training = LocalTraining(**{name: trained[name] for name in OF_TEST if name in trained})
     run = WithoutTraining(**{**usual_waits(1), **of_run, "label": label})
     plan = Plan(get_method("fed_avg"), learned, FedAvg(), training, run, names, carried, monai_bundle=bundle)
-    where = f"model {label}: {model.path}, {model.in_words()}".rstrip(", ")
+    where = f"model {label}: {model.path}, {model.describe()}".rstrip(", ")
     notes = [f"{label}: {text}" for text in (*recalled.notes, *[PERSONAL_NOTE] * model.personal)]
     return GivenModel(plan, clean_state(model.network(learned, REMEDY).state_dict()), where, notes)

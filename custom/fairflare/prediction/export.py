@@ -50,9 +50,9 @@ def export(predictor: Predictor, kind: str, out: Path) -> list[Path]:
         ValueError: the folder exists, the model cannot be written so, a package is absent, or what was written computes
             something else than ``predict``; then nothing is left behind.
     """
-    write, words, path = KINDS[choice("--as", kind, KINDS)], in_words(predictor), predictor.model.path
+    write, words, path = KINDS[choice("--as", kind, KINDS)], describe_network(predictor), predictor.model.path
     task, network = predictor.task, predictor.network.eval()
-    if kind in ("bundle", "nnunet") and task.of_user("build_model", "build_unet", "outputs", "probabilities"):
+    if kind in ("bundle", "nnunet") and task.is_overridden("build_model", "build_unet", "outputs", "probabilities"):
         raise ValueError(
             f"{path}: the task builds its network, or reads its outputs, by code of its own, which no {kind} can hold; "
             "write the model as torchscript or onnx"
@@ -81,7 +81,7 @@ def export(predictor: Predictor, kind: str, out: Path) -> list[Path]:
     return sorted(file for file in out.rglob("*") if file.is_file())
 
 
-def in_words(predictor: Predictor) -> dict[str, Any]:
+def describe_network(predictor: Predictor) -> dict[str, Any]:
     """Return what a network expects and gives, as far as its file does not say it."""
     task: Any = predictor.task
     placed = ("orientation", "spacing", "resize")
@@ -90,7 +90,7 @@ def in_words(predictor: Predictor) -> dict[str, Any]:
         isinstance(task, VolumeSegmentationTask),
     )
     return {
-        "made_by": f"fairflare {__version__}: {predictor.model.in_words()}", "use": "research only",
+        "made_by": f"fairflare {__version__}: {predictor.model.describe()}", "use": "research only",
         "input": {
             "shape": ["any number", task.in_channels, *task.image_size], "channels": list(task.channels or ()),
             "values": task.intensities,
@@ -141,7 +141,7 @@ def _bundle(predictor: Predictor, folder: Path, words: Words, images: torch.Tens
     from fairflare.tasks.bundles.bundle_config import Bundle
     from fairflare.tasks.bundles.sealed import shipped_classes
 
-    (definition, state, steps), (_, channels, *size) = _of_monai(predictor), words["input"]["shape"]
+    (definition, state, steps), (_, channels, *size) = _define_for_monai(predictor), words["input"]["shape"]
     if problems := mismatch(defined(definition).state_dict(), state):
         raise ValueError(f"its network is not MONAI's alone ({problems}); write it as torchscript or onnx")
     window = {"_target_": "SlidingWindowInferer", "roi_size": size, "sw_batch_size": 1, "mode": "gaussian"}
@@ -191,7 +191,7 @@ def _inferred(make: Callable[[str], Any], inputs: torch.Tensor) -> torch.Tensor:
     return cast("torch.Tensor", make("inferer")(images, make("network").eval()))
 
 
-def _of_monai(predictor: Predictor) -> tuple[Words, dict[str, torch.Tensor], list[Words]]:
+def _define_for_monai(predictor: Predictor) -> tuple[Words, dict[str, torch.Tensor], list[Words]]:
     """Return the network as one of MONAI's alone: its definition, its tensors, and transforms of the inputs before it.
 
     Raises:

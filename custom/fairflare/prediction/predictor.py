@@ -114,11 +114,11 @@ class Predictor:
             for start in range(0, len(numbers), BATCH):
                 chosen = numbers[start : start + BATCH]
                 read: Any = self.task
-                outputs = self._told(file, torch.stack([read.read_input(file, number, *further) for number in chosen]))
+                outputs = self._infer(file, torch.stack([read.read_input(file, number, *further) for number in chosen]))
                 for number, probabilities in zip(chosen, outputs, strict=True):
                     yield Found(number, probabilities)
 
-    def _told(self, file: Path, inputs: torch.Tensor, raw: bool = False) -> torch.Tensor:
+    def _infer(self, file: Path, inputs: torch.Tensor, raw: bool = False) -> torch.Tensor:
         self.blank &= bool((inputs == inputs.flatten()[0]).all())
         with evaluating(self.network):
             outputs = self.task.outputs(self.network, inputs.to(self.device))
@@ -140,7 +140,7 @@ class Predictor:
         task: Any = self.task
         image, whole = task.read_volume(file, more)
         raw = isinstance(task, NnUNetTask)  # nnU-Net resamples outputs, and others probabilities
-        outputs = self._told(file, image.as_tensor()[None], raw)[0]
+        outputs = self._infer(file, image.as_tensor()[None], raw)[0]
         if self.kind == "classification":
             return outputs
         affine = torch.eye(4, dtype=torch.float64) if whole.affine is None else torch.from_numpy(whole.affine)

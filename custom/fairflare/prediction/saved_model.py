@@ -15,7 +15,7 @@ from fairflare.exchange.sent_tensors import rebuilt
 from fairflare.federation.plan.run_settings import RESULTS_FOLDER
 from fairflare.federation.plan.site_training import PERSONAL
 from fairflare.federation.record.models import BEST_MODEL_FILE, MODEL_FILE
-from fairflare.reporting.documents import Results
+from fairflare.reporting.documents import RunResults
 from fairflare.reporting.results import RESULTS_FILE, read_results
 from fairflare.tasks.networks import load_fitting, read_checkpoint
 
@@ -63,7 +63,7 @@ class SavedModel:
         """
         return network_with(task, self, self.state, f"{self.path} does not fit the network of its task", remedy)
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """Describe in one line which model of the run this is."""
         which = {BEST_MODEL_FILE: "the best by validation", MODEL_FILE: "the last"}.get(self.path.name, "")
         which = which if self.validated else "the last, as no site told a validation figure"
@@ -182,9 +182,9 @@ def not_whole(model: SavedModel) -> str:
     )
 
 
-def results_beside(path: Path) -> Results:
+def results_beside(path: Path) -> RunResults:
     """Return the results of the run whose folder holds the model file; empty results if there are none."""
     try:
         return read_results(path.parent / RESULTS_FOLDER / RESULTS_FILE)
     except (ValueError, OSError):
-        return Results()
+        return RunResults()

@@ -25,7 +25,7 @@ from typing import Any
 
 from fairflare import __version__
 from fairflare.base.checks import first_of
-from fairflare.base.disk.files import append, private_folder, safe_name, to_disk, write_whole
+from fairflare.base.disk.files import append, flush_to_disk, private_folder, safe_name, write_whole
 from fairflare.base.disk.locks import Held, locked
 from fairflare.methods.base.site_run import SiteError
 
@@ -141,7 +141,7 @@ class Ledger:
                 self._begin()
             lines = self._read()
             keys, past = self._past(cases, lines)
-            after, accountant = self._after(past, spending)
+            after, accountant = self._charge(past, spending)
             content = b"".join(sorted(keys))
             digest = hashlib.sha256(content).hexdigest()
             if not (path := self.folder / LISTS / digest).exists():
@@ -179,7 +179,7 @@ class Ledger:
                 key=lambda n: epsilon([*past, *_costs(vars(spending)) * n], spending.delta, rough)[0],
             )  # fmt: skip
             if most > 0 and rounds <= 1:
-                self._after(past, spending)
+                self._charge(past, spending)
             return rounds
 
     @property
@@ -194,7 +194,7 @@ class Ledger:
         shares = {digest: not keys.isdisjoint(self._list(digest)) for digest in {line["cases"] for line in past}}
         return keys, [cost for line in past if shares[line["cases"]] for cost in _costs(line)]
 
-    def _after(self, past: Sequence[Cost], spending: Spending) -> tuple[float, str]:
+    def _charge(self, past: Sequence[Cost], spending: Spending) -> tuple[float, str]:
         """Return the epsilon after a round, and its accountant; refuse a round that would exceed the target."""
         (noise, rate, steps), *also = _costs(vars(spending))
         after, accountant = epsilon([*past, (noise, rate, steps), *also], spending.delta)
@@ -308,7 +308,7 @@ class Ledger:
         for name, content in ((SECRET, os.urandom(SIZE)), (LEDGER, b"")):
             write_whole(draft / name, lambda path, content=content: path.write_bytes(content))  # type: ignore[misc]
         draft.rename(self.folder)
-        to_disk(self.folder.parent)
+        flush_to_disk(self.folder.parent)
 
     def _set_head(self, lines: Sequence[bytes]) -> None:
         head = json.dumps({"seq": len(lines), "hash": _hash(lines)})

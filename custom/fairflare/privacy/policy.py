@@ -149,7 +149,7 @@ class Private:
         self._noisy: list[tuple[str, float]] = []  # the numbers that may leave, with noise and counted
 
     @classmethod
-    def of(cls, site: str, given: Mapping[str, Any]) -> Private | None:
+    def read(cls, site: str, given: Mapping[str, Any]) -> Private | None:
         """Return the differential privacy that a site's file asks for, or ``None`` if it asks for none.
 
         Raises:
@@ -184,7 +184,7 @@ class Private:
         spending = self._planned(training, run, model)
         cases, left = run.data.identities("training"), run.num_rounds - run.current_round
         self._lasts = self.ledger.lasts(cases, spending, left)
-        self._noise = (self.own.reports or 0.0) / (len(PrivateUnits.of(run.data, "test").members) or math.inf)
+        self._noise = (self.own.reports or 0.0) / (len(PrivateUnits.find(run.data, "test").members) or math.inf)
 
     def check_budget(self, data: SiteData) -> None:
         """Refuse data with which every job's training would be refused, before there is a job; write nothing.
@@ -192,7 +192,7 @@ class Private:
         Raises:
             BudgetRefused: delta, a ledger not to be trusted, or a budget that lasts for no step; or opacus is missing.
         """
-        units = PrivateUnits.of(data)
+        units = PrivateUnits.find(data)
         step = self._spending(TASK_TRAIN, units, (self.own.noise, 1 / len(units.members), 1), self.own.clip)
         self.ledger.lasts(data.identities("training"), step, 1, begins=False)
 
@@ -208,14 +208,14 @@ class Private:
         self._after[request.current_round] = after
         log.info("site %s: round %d: epsilon %.4f of %g", self.site, request.current_round, after, settings.epsilon)
         return PrivateLoop(training, run, model, settings.noise, settings.clip, settings.images).train(
-            PrivateUnits.of(run.data)
+            PrivateUnits.find(run.data)
         )
 
     def _planned(self, training: Any, run: SiteRun, model: torch.nn.Module) -> Spending:
         """Return what a round of training will spend; refuse what cannot be counted, naming the setting and remedy."""
         for problem in refusals(self._facts(training, run, model), [PRIVATE]):
             raise BudgetRefused(self.site, problem)
-        units, settings = PrivateUnits.of(run.data), self.own
+        units, settings = PrivateUnits.find(run.data), self.own
         rate, steps = units.plan(training)
         self._asked = training.released(run) if settings.reports and hasattr(training, "released") else {}
         also = ((settings.reports or 0.0, 1.0, len(self._asked)),) if self._asked else ()
@@ -225,7 +225,7 @@ class Private:
 
     def report(self, run: SiteRun, model: torch.nn.Module, received: Mapping[str, torch.Tensor]) -> dict[str, float]:
         """Return the noisy report of a trained round: mean losses, or differences between two mean losses."""
-        units, released = PrivateUnits.of(run.data), {}
+        units, released = PrivateUnits.find(run.data), {}
         for name, distances in self._asked.items():
             values, *base = (losses_at(run, units, model, received, distance) for distance in distances)
             rise = [there - here for there, here in zip(values, *base, strict=True)] if base else values
@@ -242,7 +242,7 @@ class Private:
         if self.own.reports is None or not means or not run.data.num_samples(split):
             return metrics
         shown = min(means, key=lambda metric: metric.name != run.task.primary_metric)
-        units = PrivateUnits.of(run.data, split)
+        units = PrivateUnits.find(run.data, split)
         try:
             spending = self._spending(TASK_VALIDATE, units, (self.own.reports, 1.0, 1), 1 / len(units.members))
             self.ledger.reserve(run.data.identities(split), spending, self._names)
@@ -305,7 +305,7 @@ class Private:
                 "that do not ask for them",
             )
 
-    def told(self, request: SiteTask, reply: SiteReply, metrics: list[str], units: PrivateUnits | None) -> SiteReply:
+    def release(self, request: SiteTask, reply: SiteReply, metrics: list[str], units: PrivateUnits | None) -> SiteReply:
         """Return a site's reply without the values that are neither counted in the ledger nor public.
 
         Args:

@@ -42,12 +42,12 @@ def one_release(z: float, delta: float) -> float:
     from scipy.optimize import brentq
     from scipy.stats import norm
 
-    def beyond(epsilon: float) -> float:
+    def overshoot(epsilon: float) -> float:
         tail = float(norm.logcdf(-1 / (2 * z) - epsilon * z))
         return float(norm.cdf(1 / (2 * z) - epsilon * z)) - math.exp(epsilon + tail) - delta
 
     most = 1 / (2 * z * z) + math.sqrt(2 * math.log(1 / delta)) / z  # bound by concentrated privacy, which is larger
-    return 0.0 if beyond(0.0) <= 0 else float(brentq(beyond, 0.0, most))
+    return 0.0 if overshoot(0.0) <= 0 else float(brentq(overshoot, 0.0, most))
 
 
 def measure_units(run: SiteRun, units: PrivateUnits, split: str, measure: Callable[[Any], T], unread: T) -> list[T]:

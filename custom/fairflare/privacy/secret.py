@@ -47,7 +47,7 @@ class SecretDraws:
         total: Floats = four.sum(0) / 2
         return total
 
-    def drawn(self, count: int, rate: float) -> list[int]:
+    def draw(self, count: int, rate: float) -> list[int]:
         """Return the numbers below ``count``, each drawn independently with probability ``rate`` (Poisson sampling)."""
         chosen: list[int] = np.flatnonzero(self.uniform(count) < rate).tolist()
         return chosen

@@ -39,7 +39,7 @@ class PrivateUnits:
     members: Sequence[Sequence[int]]
 
     @classmethod
-    def of(cls, data: SiteData, split: str = "training") -> PrivateUnits:
+    def find(cls, data: SiteData, split: str = "training") -> PrivateUnits:
         """Return the units of a training list that privacy protects: patients wherever the data name them."""
         cases = data.cases(split) or [("image", str(k)) for k in range(data.num_samples(split))]
         members = gathered((case, number) for number, case in enumerate(cases))
@@ -92,7 +92,7 @@ class PrivateLoop:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         for _ in range(steps):
             draws = self.draws()
-            drawn = draws.drawn(len(units.members), chance)
+            drawn = draws.draw(len(units.members), chance)
             most = iter(range(getattr(training, "gradients", 1)))  # further gradients in a step would not be counted
             training.step(
                 run, model, optimizer, partial(self._set_gradients, trained, units, chance, drawn, draws, most)
@@ -145,7 +145,7 @@ class PrivateLoop:
         """Return a unit's gradient of each parameter, summed over the unit's images."""
         seed = int(draws.uniform(1)[0] * 2**32)
         inputs, targets = next(iter(self.run.data.chosen("training", images, seed, self.half.augment)))
-        self.run.batch, inputs = list(images), self.run.with_fewer_channels(inputs, seed)
+        self.run.batch, inputs = list(images), self.run.drop_channels(inputs, seed)
         loss = self.half.loss(self.run, self.model, self.run.on_device(inputs), self.run.on_device(targets))
         gradients = torch.autograd.grad(loss * len(images), trained, allow_unused=True)
         return [

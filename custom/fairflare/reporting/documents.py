@@ -28,7 +28,7 @@ WITHIN, CASES, ERRORS = "permutation of test images within classes", "permutatio
 TESTS = {WITHIN: "permutation test within classes", CASES: "permutation test", ERRORS: "Cochran's Q test"}
 
 
-def _given(value: Any) -> Any:
+def _drop_null(value: Any) -> Any:
     """Return a mapping without its null entries, for which defaults hold; return any other value unchanged."""
     return {key: part for key, part in value.items() if part is not None} if isinstance(value, Mapping) else value
 
@@ -137,19 +137,19 @@ class RoundRecord:
 # ------------------------------------------------------------------------------------------------ the document
 
 
-class Part(BaseModel, extra="allow", defer_build=True):
+class ResultsPart(BaseModel, extra="allow", defer_build=True):
     """Represent a part of a results document; it is false if the document lacks the part. Unknown keys are kept."""
 
     @model_validator(mode="before")
     @classmethod
     def _absent(cls, value: Any) -> Any:
-        return _given(value)
+        return _drop_null(value)
 
     def __bool__(self) -> bool:
         return bool(self.model_fields_set)
 
 
-class Info(Part):
+class Info(ResultsPart):
     """Describe what was run; a run's record may have more fields than this class declares."""
 
     experiment: str = ""
@@ -183,7 +183,7 @@ class Info(Part):
     synthetic: Flag = False
 
 
-class Best(Part):
+class Best(ResultsPart):
     """Describe which model of a run is the best by the validation splits."""
 
     round: Whole | None = None
@@ -193,7 +193,7 @@ class Best(Part):
     sites: list[str] = []
 
 
-class SiteStanding(Part):
+class SiteStanding(ResultsPart):
     """Store what a test says of a site, and what it rests on; value, interval and cases are those of its cell."""
 
     value: MaybeFigure = None
@@ -207,7 +207,7 @@ class SiteStanding(Part):
     structure_support: dict[str, Number] | None = None
 
 
-class Inequality(Part):
+class Inequality(ResultsPart):
     """Describe which sites are behind in the primary metric, and whether sites differ by more than chance."""
 
     metric: str = ""
@@ -237,7 +237,7 @@ class Inequality(Part):
         return self
 
 
-class Compared(Part):
+class Compared(ResultsPart):
     """Describe which structures are used to compare the sites (:mod:`fairflare.core.statistics.footing`)."""
 
     how: str = ""
@@ -248,7 +248,7 @@ class Compared(Part):
     bridges: list[str] = []
 
 
-class GlobalList(Part):
+class GlobalList(ResultsPart):
     """Describe one list of images that belong to no site alone."""
 
     measured_at: str = ""
@@ -256,14 +256,14 @@ class GlobalList(Part):
     images: MaybeFigure = None
 
 
-class GlobalTest(Part):
+class GlobalTest(ResultsPart):
     """Describe on which lists the global test was made, and why it has no figures or not those of every list."""
 
     reason: str = ""
     lists: list[GlobalList] = []
 
 
-class Results(Part):
+class RunResults(ResultsPart):
     """Represent ``results.json``, in the order of writing; the rounds, each a :class:`RoundRecord`, come last."""
 
     schema_version: int = SCHEMA_VERSION
@@ -285,10 +285,10 @@ class Results(Part):
     last_rounds: list[Whole] = []
     left_out: list[LeftOut] = []
     phases: list[PhaseRecord] = []
-    rounds: list[Annotated[RoundRecord, BeforeValidator(_given)]] = []
+    rounds: list[Annotated[RoundRecord, BeforeValidator(_drop_null)]] = []
 
     @model_validator(mode="after")
-    def _joined(self) -> Results:
+    def _joined(self) -> RunResults:
         for site, cell in self.columns.get(LAST, {}).get(self.inequality.metric, {}).items():
             if found := self.inequality.sites.get(site):
                 found.value, found.low, found.high, found.test_cases = cell.value, cell.low, cell.high, cell.cases
@@ -313,14 +313,14 @@ class Results(Part):
         return {**found, **pivot(of_rounds, "model", "name", "site")}
 
 
-HEAD: TypeAdapter[Results] = TypeAdapter(Results)
+HEAD: TypeAdapter[RunResults] = TypeAdapter(RunResults)
 
 
 # ------------------------------------------------------------------------------------------------ writing
 
 
 def encode(value: Any) -> str:
-    """Return a value from :func:`as_json` as one line of strict JSON."""
+    """Return a value from :func:`encode_value` as one line of strict JSON."""
     return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -333,7 +333,7 @@ def round_as_json(record: RoundRecord) -> dict[str, Any]:
     Raises:
         TypeError: the round has a value that JSON cannot hold; the message names its place.
     """
-    plain: dict[str, Any] = as_json(record, "round")
+    plain: dict[str, Any] = encode_value(record, "round")
     for by_site in (plain["layers"] or {}).values():
         for values in by_site.values():
             for name, value in values.items():
@@ -343,7 +343,7 @@ def round_as_json(record: RoundRecord) -> dict[str, Any]:
     return plain
 
 
-def as_json(value: Any, where: str) -> Any:
+def encode_value(value: Any, where: str) -> Any:
     """Return a value as JSON types; NaN and infinity, which JSON does not have, become None.
 
     Args:

@@ -13,23 +13,23 @@ from typing import Any
 from fairflare.base.checks import first_of, true_texts
 from fairflare.core.statistics.footing import ADJUSTED
 from fairflare.core.statistics.intervals import FEW, LEVEL
-from fairflare.reporting.documents import Inequality, Results
+from fairflare.reporting.documents import Inequality, RunResults
 from fairflare.reporting.groups import attributes_of, gap_sentences, gaps_at, has_interval
 from fairflare.reporting.layout import counted, interval, listed, number, p_value
 from fairflare.reporting.no_effect import nothing_learnt, undetected_parts
 from fairflare.reporting.notes import attendance, missing_values, private_notes
 from fairflare.reporting.sites.clinical import clinical_words
 from fairflare.reporting.sites.own_models import SHOULD, SHOULD_NOT, advice_sentences
-from fairflare.reporting.standing import more_unequal, of_footing, tested
+from fairflare.reporting.standing import more_unequal, note_footing, tested
 from fairflare.reporting.values import (
-    by_site_of,
+    collect_by_site,
     compared,
     declared_direction,
-    in_words,
     metrics_of,
     missing_reason,
     rests_on,
     site_columns,
+    spell_metric,
     summary_of,
     suppressed_of,
 )
@@ -61,7 +61,7 @@ def ordered(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda finding: ORDER.index(finding.kind))
 
 
-def run_findings(results: Results, metric: str | None = None) -> list[Finding]:
+def run_findings(results: RunResults, metric: str | None = None) -> list[Finding]:
     """Return what is said first of a run, in the order of saying.
 
     Args:
@@ -87,7 +87,7 @@ def run_findings(results: Results, metric: str | None = None) -> list[Finding]:
     return ordered([*findings, *_next_steps(results, findings)])
 
 
-def _status(results: Results) -> list[Finding]:
+def _status(results: RunResults) -> list[Finding]:
     """Return a finding if a run did not complete, or has no test; else an empty list."""
     rounds = counted(len(results.rounds), "round")
     text = " ".join(true_texts({
@@ -100,7 +100,7 @@ def _status(results: Results) -> list[Finding]:
     return [Finding(ENDED, text, {"status": results.status, "rounds": len(results.rounds)})] if text else []
 
 
-def missing_parts(results: Results, metric: str, primary: bool, sites: Collection[str] = ()) -> list[str]:
+def missing_parts(results: RunResults, metric: str, primary: bool, sites: Collection[str] = ()) -> list[str]:
     """Return sentences on sites, rounds and labels that a run lacks, and on noise that privacy adds.
 
     Args:
@@ -115,7 +115,7 @@ def missing_parts(results: Results, metric: str, primary: bool, sites: Collectio
         *attendance(results),
         *([f"The run has {done} of {asked} rounds."] if short else []),
         *missing_values(results, [metric], sites=sites),
-        *(of_footing(results)[:1] if primary else []),
+        *(note_footing(results)[:1] if primary else []),
         *private_notes(results),
     ]
 
@@ -123,9 +123,9 @@ def missing_parts(results: Results, metric: str, primary: bool, sites: Collectio
 # ------------------------------------------------------------------------------------------------ sites
 
 
-def site_findings(results: Results, metric: str) -> list[Finding]:
+def site_findings(results: RunResults, metric: str) -> list[Finding]:
     """Return findings on sites behind and ahead, then on the last site and whether chance explains its place."""
-    test, name = tested(results, metric), in_words(metric) + rests_on(results, metric)
+    test, name = tested(results, metric), spell_metric(metric) + rests_on(results, metric)
     if not test:
         return _untested(results, metric, name)
     findings = [
@@ -185,9 +185,9 @@ def _figures(test: Inequality, site: str) -> dict[str, Any]:
     return {key: getattr(test.sites[site], key) for key in ("value", "expected", "low", "high", "p_value")}
 
 
-def _untested(results: Results, metric: str, name: str) -> list[Finding]:
+def _untested(results: RunResults, metric: str, name: str) -> list[Finding]:
     """Return a finding on the site with the worst value where no test says whether it is behind."""
-    if declared_direction(results, metric) is None or not by_site_of(results, metric):
+    if declared_direction(results, metric) is None or not collect_by_site(results, metric):
         return []
     summary, why = summary_of(results, metric), _why_untested(results, metric)
     text = first_of({
@@ -201,14 +201,14 @@ def _untested(results: Results, metric: str, name: str) -> list[Finding]:
     return [Finding(CHANCE, text, {"metric": metric, "site": summary.worst_site, "value": summary.worst})]
 
 
-def _why_untested(results: Results, metric: str) -> str:
+def _why_untested(results: RunResults, metric: str) -> str:
     """Return the reason why no test says which site is behind in a metric."""
     info, inequality = results.info, results.inequality
     home = [f"{site} ({missing_reason(results, metric, site)})" for site in sorted(suppressed_of(results, metric))]
     adjusted = results.footing.how == ADJUSTED and compared(results, metric)
     return first_of({
-        f"only {in_words(info.primary_metric)} is tested": metric != info.primary_metric,
-        f"{in_words(metric)} stays at {listed(home)}": not inequality and home,
+        f"only {spell_metric(info.primary_metric)} is tested": metric != info.primary_metric,
+        f"{spell_metric(metric)} stays at {listed(home)}": not inequality and home,
         "under differential privacy nothing is sent that is not counted": not inequality and info.privacy,
         "the task does not say how its metric is made of images (Metric.mean_of_images)": not inequality,
         "how sure an adjusted figure is is not known": adjusted,
@@ -219,7 +219,7 @@ def _why_untested(results: Results, metric: str) -> str:
 # ------------------------------------------------------------------------------------------------ people, models
 
 
-def _people(results: Results) -> Iterator[Finding]:
+def _people(results: RunResults) -> Iterator[Finding]:
     """Yield findings on groups of people, on the sites' own models, and on the AUC of a class between sites."""
     for attribute in attributes_of(results):
         beyond, text = gap_sentences(results, attribute)
@@ -245,7 +245,7 @@ def next_steps(steps: Mapping[str, object]) -> list[Finding]:
     return [Finding(NEXT, f"Next: {step}.") for step in true_texts(steps)]
 
 
-def _next_steps(results: Results, findings: Sequence[Finding]) -> list[Finding]:
+def _next_steps(results: RunResults, findings: Sequence[Finding]) -> list[Finding]:
     """Return what to do next, by what is said of a run."""
     kinds = {one.kind for one in findings}
     beyond = {key: figures for one in findings if one.kind == BEYOND for key, figures in one.figures.items()}

@@ -15,7 +15,7 @@ from typing import Any
 from fairflare.base.cases.sampling import MEAN_RECALL
 from fairflare.base.task import metric_name
 from fairflare.core.cells import GLOBAL, Cell
-from fairflare.reporting.standing import Said, Site
+from fairflare.reporting.standing import ComparedSite, Said
 
 ALL = "all"  # name of the mean over groups of classes, as in fairflare.tasks.scores.metrics
 
@@ -41,8 +41,10 @@ def global_test(
         groups: numbers of the classes in each group of classes, by the group's name.
     """
     metric, reason = str(info["primary_metric"]), "; ".join(left_out[site] for site in sorted(left_out))
-    sites = [Site(name, figures.get(metric, math.nan), sampling.get(name) or {}, figures, metric) for name, figures in
-          sorted(tests.items())]  # fmt: skip
+    sites = [
+        ComparedSite(name, figures.get(metric, math.nan), sampling.get(name) or {}, figures, metric)
+        for name, figures in sorted(tests.items())
+    ]
     if not sites:
         return [], {"reason": reason, "lists": []}
     whole = sites[0] if len(sites) == 1 else _pooled(sites, means, groups)
@@ -60,7 +62,7 @@ def global_test(
     return cells, {"reason": reason, "lists": lists}
 
 
-def _pooled(sites: Sequence[Site], means: Collection[str], groups: Mapping[str, Sequence[int]]) -> Site:
+def _pooled(sites: Sequence[ComparedSite], means: Collection[str], groups: Mapping[str, Sequence[int]]) -> ComparedSite:
     """Return the figures over all lists together, without those that sums cannot give or that a site lacks."""
     counts = {key: [site.said.get(key) for site in sites] for key in ("images", "test_cases")}
     numbers: dict[str, Any] = {key: None if None in known else sum(known) for key, known in counts.items()}
@@ -85,4 +87,4 @@ def _pooled(sites: Sequence[Site], means: Collection[str], groups: Mapping[str, 
         by_group = {group: [recalls[c] for c in members if c in recalls] for group, members in groups.items()}
         of_groups = {group: statistics.fmean(values) for group, values in by_group.items() if values}
         pooled |= {**of_groups, **({ALL: statistics.fmean(of_groups.values())} if of_groups else {})}
-    return Site("", pooled.get(sites[0].metric, math.nan), numbers, pooled, sites[0].metric)
+    return ComparedSite("", pooled.get(sites[0].metric, math.nan), numbers, pooled, sites[0].metric)

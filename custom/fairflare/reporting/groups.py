@@ -25,10 +25,10 @@ from fairflare.core.statistics.group_metrics import (
 )
 from fairflare.core.statistics.group_sums import CASES, FOLDS, IMAGES, Sums, add_parts, added, leave_each_out
 from fairflare.core.statistics.intervals import FEW, LEVEL, degrees_of_folds, rescale_folds
-from fairflare.reporting.documents import Results
+from fairflare.reporting.documents import RunResults
 from fairflare.reporting.layout import MISSING, Shown, Table, interval, listed, number
 from fairflare.reporting.layout import Cell as Entry
-from fairflare.reporting.values import in_words, withheld_reason
+from fairflare.reporting.values import spell_metric, withheld_reason
 
 UNKNOWN = "unknown"  # name of the last group, of images without a value, as in fairflare.data.listing.attributes
 POOLED = "all sites"
@@ -50,7 +50,7 @@ At: TypeAlias = Mapping[str, Mapping[str, Sums]]  # sums by site, then by group
 Figures: TypeAlias = Mapping[str, Cell]  # cells by metric
 
 
-def by_group(sums: At, kept: Mapping[str, Sequence[str]]) -> tuple[list[Cell], list[Vector]]:
+def summarise_groups(sums: At, kept: Mapping[str, Sequence[str]]) -> tuple[list[Cell], list[Vector]]:
     """Return the figures by group of people (``docs/groups.md``), and the gaps without each part of the cases.
 
     Args:
@@ -63,16 +63,16 @@ def by_group(sums: At, kept: Mapping[str, Sequence[str]]) -> tuple[list[Cell], l
     for attribute, groups in gathered((name.partition("=")[0], name) for name in names).items():
         at = {site: {name.partition("=")[2]: own[name] for name in groups if name in own} for site, own in sums.items()}
         for site in sorted({*at} - {POOLED}):
-            cells += _of_groups(site, attribute, {group: add_parts(of) for group, of in at[site].items()})
+            cells += _summarise(site, attribute, {group: add_parts(of) for group, of in at[site].items()})
         of_all, more = _pooled(attribute, at)
         cells, vectors = cells + of_all, vectors + more
     withheld = [(site.replace(POOLED, ""), *name.partition("/")[::2]) for site, own in kept.items() for name in own]
     return [*cells, *(Cell("", s, group=group, part=part, reason=SUPPRESSED) for s, group, part in withheld)], vectors
 
 
-def _of_groups(site: str, attribute: str, own: Mapping[str, Sums]) -> list[Cell]:
+def _summarise(site: str, attribute: str, own: Mapping[str, Sums]) -> list[Cell]:
     """Return the figures of the groups of one site, or of all sites together."""
-    whole, known = added(list(own.values())), _known(own)
+    whole, known = added(list(own.values())), _drop_unknown(own)
     figures = [
         Cell(metric, site, group=f"{attribute}={group}", value=value, low=low, high=high, cases=cases_of(of))
         for group, of in [*own.items(), ("", whole)] if of
@@ -91,7 +91,7 @@ def _gap(site: str, attribute: str, gap: str, value: float, lowest: Mapping[str,
     return Cell(gap, site, group=attribute, part=part, value=value, low=low, high=high)
 
 
-def _known(own: Mapping[str, Sums]) -> dict[str, Sums]:
+def _drop_unknown(own: Mapping[str, Sums]) -> dict[str, Sums]:
     return {group: of for group, of in own.items() if group != UNKNOWN}  # images without a value are no group of people
 
 
@@ -107,7 +107,7 @@ def _pooled(attribute: str, at: At) -> tuple[list[Cell], list[Vector]]:
     """
     whole = {site: {group: add_parts(of) for group, of in own.items()} for site, own in at.items()}
     together = _together(whole)
-    cells, (gaps, within) = _of_groups("", attribute, together), _gaps(whole)
+    cells, (gaps, within) = _summarise("", attribute, together), _gaps(whole)
     without, parts = {}, {site: {group: leave_each_out(of) for group, of in own.items()} for site, own in at.items()}
     if parts and all(of for own in parts.values() for of in own.values()):
         each = [
@@ -116,13 +116,13 @@ def _pooled(attribute: str, at: At) -> tuple[list[Cell], list[Vector]]:
         ]
         without = {name: tuple(of_part[name] for of_part in each) for name in gaps}
     for name, (gap, lowest, differ) in within.items():
-        both = _together({site: _known(whole[site]) for site in differ})
+        both = _together({site: _drop_unknown(whole[site]) for site in differ})
         ends = _ends_within(gap, without.get(name, ()), both)
         cells += [
             _gap("", attribute, name, gap, {name: lowest}, ends),
             *(Cell(name.replace(f"_gap{WITHIN}", OF_BOTH), s, group=attribute, value=one) for s, one in differ.items()),
         ]
-    for key, groups in undefined_rates(_known(together)).items():
+    for key, groups in undefined_rates(_drop_unknown(together)).items():
         rate, _, label = key.rpartition(" ")
         cells += [Cell(rate, group=f"{attribute}={group}", part=label, reason="undefined") for group in groups]
     return cells, [Vector(name, group=attribute, unit=PARTS, values=values) for name, values in without.items()]
@@ -131,9 +131,9 @@ def _pooled(attribute: str, at: At) -> tuple[list[Cell], list[Vector]]:
 def _gaps(at: At) -> tuple[dict[str, float], dict[str, tuple[float, str, dict[str, float]]]]:
     """Return all gaps by name, and each gap within sites with its value, lower group and difference at each site."""
     together = _together(at)
-    gaps = gaps_of(_known(together), added(list(together.values())))
+    gaps = gaps_of(_drop_unknown(together), added(list(together.values())))
     known = {
-        site: {group: {CASES: cases_of(of), **metrics_of(of)} for group, of in _known(own).items() if of}
+        site: {group: {CASES: cases_of(of), **metrics_of(of)} for group, of in _drop_unknown(own).items() if of}
         for site, own in at.items()
     }
     found = [name for name in SCALED if f"{name}_gap" in gaps and POOLED not in at]
@@ -156,12 +156,12 @@ def _ends_within(gap: float, without: Sequence[float], groups: Mapping[str, Sums
     return max(0.0, gap - reach), min(1.0, gap + reach)
 
 
-def attributes_of(results: Results) -> list[str]:
+def attributes_of(results: RunResults) -> list[str]:
     """Return the attributes of people by which a run has figures."""
     return list(dict.fromkeys(c.group.partition("=")[0] for c in results.cells if c.group and c.metric))
 
 
-def groups_at(results: Results, attribute: str) -> dict[str, dict[str, Figures]]:
+def groups_at(results: RunResults, attribute: str) -> dict[str, dict[str, Figures]]:
     """Return the figures of an attribute's groups, ``{site: {group: {metric: cell}}}``; empty names: of all together.
 
     The metric of a group that its site withholds is empty.
@@ -175,7 +175,7 @@ def groups_at(results: Results, attribute: str) -> dict[str, dict[str, Figures]]
     return {site: own for site, own in figures.items() if own}
 
 
-def gaps_at(results: Results, attribute: str) -> dict[str, Figures]:
+def gaps_at(results: RunResults, attribute: str) -> dict[str, Figures]:
     """Return the gaps between an attribute's groups, ``{site: {gap: cell}}``; no site: over all sites together."""
     return {"": {}, **pivot((c for c in results.cells if c.group == attribute and c.metric), "site", "metric")}
 
@@ -185,12 +185,12 @@ def has_interval(gap: str) -> bool:
     return not gap.startswith(EQUITY)
 
 
-def group_tables(results: Results) -> list[Table]:
+def group_tables(results: RunResults) -> list[Table]:
     """Return tables of each attribute's groups, by site and pooled, and of the gaps; empty if the run has no groups."""
     return [table for attribute in attributes_of(results) for table in _tables(results, attribute)]
 
 
-def _tables(results: Results, attribute: str) -> list[Table]:
+def _tables(results: RunResults, attribute: str) -> list[Table]:
     places, between = groups_at(results, attribute), gaps_at(results, attribute)
     names = [name for name in places[""][""] if name != IMAGES]
     order = [*(site for site in places if site), ""]
@@ -227,7 +227,7 @@ def _gap_entry(cell: Cell) -> Entry:
     return Shown(text, [cell.value, cell.low, cell.high]) if has_interval(cell.metric) else cell.value
 
 
-def gap_sentences(results: Results, attribute: str) -> tuple[bool, str]:
+def gap_sentences(results: RunResults, attribute: str) -> tuple[bool, str]:
     """Return whether the interval of any gap between the groups of an attribute excludes 0, and a sentence on the gaps.
 
     The sentence names every such gap, over all sites and at single sites; where there is none, the gaps of metrics
@@ -258,10 +258,10 @@ def _gap_in_words(gap: Cell) -> str:
 def gap_label(gap: str) -> str:
     """Return the name of a gap in words: ``gap in accuracy within the sites``."""
     metric, _, within = gap.partition("_gap")
-    return LABELS.get(gap) or f"gap in {in_words(metric)}{' within the sites' * bool(within)}"
+    return LABELS.get(gap) or f"gap in {spell_metric(metric)}{' within the sites' * bool(within)}"
 
 
-def group_notes(results: Results) -> list[str]:
+def group_notes(results: RunResults) -> list[str]:
     """Return notes on how to read the figures by group, and on the groups and classes that sites withhold."""
     names = gathered(
         (cell.site, cell.group + f"/{cell.part}" * bool(cell.part))

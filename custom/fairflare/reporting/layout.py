@@ -111,7 +111,7 @@ def interval(low: float | None, high: float | None, mean: float | None = None) -
     return ends if mean is None else f"{mean:+.{places}f} {ends}"
 
 
-def shown(cell: Cell) -> str:
+def print_cell(cell: Cell) -> str:
     """Return the text that page, terminal and Markdown show for a cell."""
     if isinstance(cell, Shown):
         return cell.text
@@ -187,7 +187,7 @@ class Table:
         return "\n\n".join(parts)
 
     def _texts(self) -> list[list[str]]:
-        return [list(self.columns), *([shown(cell) for cell in row] for row in (*self.rows, *self.totals))]
+        return [list(self.columns), *([print_cell(cell) for cell in row] for row in (*self.rows, *self.totals))]
 
     @property
     def shown(self) -> Sequence[Sequence[Cell]]:
@@ -258,7 +258,7 @@ def printed(
     return "\n".join([*head, *(table.text(width) for table in tables[:1]), *further, *wrapped(notes, width)])
 
 
-def in_order(sites: Iterable[str]) -> list[str]:
+def sort_sites(sites: Iterable[str]) -> list[str]:
     """Return sites sorted by name, ``site-2`` before ``site-10``."""
     return sorted(sites, key=lambda site: re.sub(r"\d+", lambda number: number[0].zfill(20), site))
 

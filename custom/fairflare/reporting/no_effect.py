@@ -12,16 +12,16 @@ from fairflare.base.checks import true_texts
 from fairflare.base.metric import metric_name
 from fairflare.core.cells import CLINICAL, pivot
 from fairflare.core.statistics.footing import OF_PART
-from fairflare.reporting.documents import Results, RoundRecord, Warned
+from fairflare.reporting.documents import RoundRecord, RunResults, Warned
 from fairflare.reporting.layout import counted, listed
 from fairflare.reporting.values import (
     answered,
-    by_site_of,
+    collect_by_site,
     declared_direction,
-    in_words,
     metrics_of,
     parts_of,
     site_columns,
+    spell_metric,
 )
 
 LEAST_STEP = 1e-2  # shortest step without a warning, in shares of the sites' mean change
@@ -69,17 +69,17 @@ def same_weights(rounds: Iterable[RoundRecord]) -> list[Warned]:
     return [Warned("", EQUAL, largest, largest, text)]
 
 
-def zero_everywhere(results: Results, metrics: Collection[str]) -> list[str]:
+def zero_everywhere(results: RunResults, metrics: Collection[str]) -> list[str]:
     """Return those of ``metrics`` that are 0 at every site that has them; pass only metrics where higher is better."""
     return [name for name in metrics if values_of(results, name) == {0}]
 
 
-def values_of(results: Results, metric: str) -> set[float]:
+def values_of(results: RunResults, metric: str) -> set[float]:
     """Return the different values of a test metric at the sites that have one."""
     return {cell.value for cell in site_columns(results).get(metric, {}).values() if cell.value is not None}
 
 
-def nothing_learnt(results: Results, metric: str | None = None) -> list[str]:
+def nothing_learnt(results: RunResults, metric: str | None = None) -> list[str]:
     """Return a sentence if a metric is 0 at every site, or all images get one class; else an empty list.
 
     Args:
@@ -88,7 +88,7 @@ def nothing_learnt(results: Results, metric: str | None = None) -> list[str]:
     """
     first = metric or results.info.primary_metric
     if declared_direction(results, first) and zero_everywhere(results, parts_of(results, first)):
-        return [f"Nothing was learnt: {in_words(first)} is 0 at every site."]
+        return [f"Nothing was learnt: {spell_metric(first)} is 0 at every site."]
     recalls = [name for name in site_columns(results) if name.startswith("recall_") and values_of(results, name)]
     missed = zero_everywhere(results, recalls)
     called = [name for name in recalls if name not in missed]
@@ -97,7 +97,7 @@ def nothing_learnt(results: Results, metric: str | None = None) -> list[str]:
     return [f"Nothing was learnt: every test image at every site is called {called[0].removeprefix('recall_')}."]
 
 
-def undetected_parts(results: Results) -> dict[str, str]:
+def undetected_parts(results: RunResults) -> dict[str, str]:
     """Return the structures, classes and findings that the model found at no site, and other metrics that are 0.
 
     Returns:
@@ -115,13 +115,13 @@ def undetected_parts(results: Results) -> dict[str, str]:
     parts = {part for support in supports.values() for part in support}
     words = dict[str, str]()
     for name in (name for name in site_columns(results) if name in shown or name.startswith(families)):
-        values = {site: value for site, value in by_site_of(results, name).items() if math.isfinite(value)}
+        values = {site: value for site, value in collect_by_site(results, name).items() if math.isfinite(value)}
         if {*values.values()} == {0.0} and declared_direction(results, name):
             part = max((part for part in parts if name.endswith(f"_{part}")), key=len, default="")
             count = sum(supports.get(site, {}).get(part, 0) for site in values)
             where = "" if len(values) == len(answered(results)) else f"measured at {listed(values)}"
             about = ", ".join(true_texts({f"{counted(count, 'test image')} of it": count, where: where}))
-            words[name] = in_words(name) + (f" ({about})" if about else "")
+            words[name] = spell_metric(name) + (f" ({about})" if about else "")
     clinical = pivot((cell for cell in results.cells if cell.split == CLINICAL and cell.site), "part", "metric", "site")
     for part, of_part in clinical.items():  # findings, by counts
         tp, fn = (sum(cell.value or 0 for cell in of_part.get(key, {}).values()) for key in ("tp", "fn"))

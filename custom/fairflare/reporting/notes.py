@@ -8,18 +8,18 @@ from collections.abc import Iterable, Sequence
 
 from fairflare.base.checks import gathered, true_texts
 from fairflare.core.cells import BEST, GLOBAL, LAST, TEST
-from fairflare.reporting.documents import Results, RoundRecord
+from fairflare.reporting.documents import RoundRecord, RunResults
 from fairflare.reporting.layout import counted, listed, number, ranges
 from fairflare.reporting.sites.own_models import personal_notes
 from fairflare.reporting.standing import standing_notes
 from fairflare.reporting.values import (
-    by_site_of,
+    collect_by_site,
     declared_direction,
-    in_words,
     metrics_of,
     missing_reason,
     site_columns,
     sites_of,
+    spell_metric,
 )
 
 SYNTHETIC_NOTE = "The data are SYNTHETIC (generated images): these figures say nothing about patients."
@@ -30,7 +30,7 @@ NOT_VALIDATED = "No model was compared, as no site told a validation figure; the
 MEASURED = {"personal": "each site's own model", "common": "the common model"}
 
 
-def run_notes(results: Results, metric: str | None = None) -> list[str]:
+def run_notes(results: RunResults, metric: str | None = None) -> list[str]:
     """Return the sentences below a run's table, which add details to what is said first, in the order of printing.
 
     Args:
@@ -40,10 +40,10 @@ def run_notes(results: Results, metric: str | None = None) -> list[str]:
     info = results.info
     tested = []
     if site_columns(results):
-        tested = _of_models(results, metrics_of(results) if metric is None else [metric])
+        tested = _note_models(results, metrics_of(results) if metric is None else [metric])
         if metric in (None, info.primary_metric):
             tested += [*standing_notes(results), *channel_notes(results), *personal_notes(results)]
-    absent = _left_out(results) or ["No site was left out of a round."] * bool(
+    absent = _note_left_out(results) or ["No site was left out of a round."] * bool(
         results.rounds and not attendance(results)
     )
     warned = [
@@ -52,7 +52,7 @@ def run_notes(results: Results, metric: str | None = None) -> list[str]:
     ]
     return [
         *([f"{info.sums}."] if info.sums else []),
-        *without_notes(results),
+        *note_missing_parts(results),
         *(f"{text}." for text in info.in_vain),
         *tested,
         *absent,
@@ -63,9 +63,9 @@ def run_notes(results: Results, metric: str | None = None) -> list[str]:
     ]
 
 
-def channel_notes(results: Results) -> list[str]:
+def channel_notes(results: RunResults) -> list[str]:
     """Return sentences on sites whose images lack a channel: means by set of channels, and who is behind so."""
-    info, values = results.info, by_site_of(results, results.info.primary_metric)
+    info, values = results.info, collect_by_site(results, results.info.primary_metric)
     by_set = gathered(
         (tuple(c for c, having in info.channels.items() if site in having), site) for site in sorted(values)
     )
@@ -78,13 +78,13 @@ def channel_notes(results: Results) -> list[str]:
     return true_texts(
         {
             f"Not all sites' images have all channels, and each site is compared on what it has. Mean "
-            f"{in_words(info.primary_metric)} by channels: {means}.": fewer,
+            f"{spell_metric(info.primary_metric)} by channels: {means}.": fewer,
             f"Behind with fewer channels than others have: {', '.join(behind)}.": behind,
         }
     )
 
 
-def without_notes(results: Results) -> list[str]:
+def note_missing_parts(results: RunResults) -> list[str]:
     """Return sentences on a run that went without the method's own loss, or in some rounds without its own weights.
 
     A resumed run may have rounds of both kinds.
@@ -95,7 +95,7 @@ def without_notes(results: Results) -> list[str]:
     return [f"{text}." for text in (results.info.without, *of_rounds) if text]
 
 
-def private_notes(results: Results) -> list[str]:
+def private_notes(results: RunResults) -> list[str]:
     """Return a sentence on the sites with differential privacy: target epsilon, spent epsilon, and what it covers."""
     sites = [
         f"{site} (epsilon {number(line.get('epsilon'))} of at most {line['target']:g}, delta {line['delta']:.3g}, "
@@ -107,7 +107,7 @@ def private_notes(results: Results) -> list[str]:
     return [f"Differential privacy at {', '.join(sites)}.{clear}"] if sites else []
 
 
-def attendance(results: Results) -> list[str]:
+def attendance(results: RunResults) -> list[str]:
     """Return sentences on sites that missed rounds or never connected; empty if all sites were in every round."""
     expected, rounds = results.info.sites, results.rounds
     connected = expected if results.info.connected is None else results.info.connected
@@ -137,12 +137,12 @@ def worst_warnings(rounds: Iterable[RoundRecord]) -> list[tuple[str, str, list[i
     ]
 
 
-def other_models(results: Results) -> list[str]:
+def other_models(results: RunResults) -> list[str]:
     """Return the further models of the table: the best (if it is not the last one), and the last ones on average."""
     return list(dict.fromkeys(c.model for c in results.cells if c.model != LAST and c.split == TEST))
 
 
-def _left_out(results: Results) -> list[str]:
+def _note_left_out(results: RunResults) -> list[str]:
     """Return lines on sites that were left out, by site, phase and reason; lines on rounds come first."""
     left_out = gathered(
         ((left.site, left.phase, left.reason), record.current_round)
@@ -162,7 +162,7 @@ def _left_out(results: Results) -> list[str]:
     return ["Left out:", *lines] if lines else []
 
 
-def _of_models(results: Results, metrics: Sequence[str]) -> list[str]:
+def _note_models(results: RunResults, metrics: Sequence[str]) -> list[str]:
     """Return sentences on a table's models, on its metrics' directions, and on the sites that its totals are over."""
     lower, unknown = (
         [name[:MAX_HEADING] for name in metrics if declared_direction(results, name) is known]
@@ -192,7 +192,7 @@ def _of_models(results: Results, metrics: Sequence[str]) -> list[str]:
     ]
 
 
-def _unlabelled(results: Results) -> list[str]:
+def _unlabelled(results: RunResults) -> list[str]:
     """Return a sentence on the sites that learned from unlabelled images, and on the share of used pseudo-labels."""
     sites = [
         f"{site} ({figures['kept']:.0%} of its pseudo-labels counted"
@@ -204,7 +204,7 @@ def _unlabelled(results: Results) -> list[str]:
 
 
 def missing_values(
-    results: Results, metrics: Sequence[str], heading: str = "", model: str = LAST, sites: Iterable[str] = ()
+    results: RunResults, metrics: Sequence[str], heading: str = "", model: str = LAST, sites: Iterable[str] = ()
 ) -> list[str]:
     """Return a sentence for each set of sites without a value, with the metrics that these sites lack and the reasons.
 
@@ -215,13 +215,13 @@ def missing_values(
         model: name of the model in the cells.
         sites: names of sites that other runs have, and that this run lacks if it does not have them, too.
     """
-    values = {name: dict.fromkeys(sites, math.nan) | by_site_of(results, name, model) for name in metrics}
+    values = {name: dict.fromkeys(sites, math.nan) | collect_by_site(results, name, model) for name in metrics}
     lacking = gathered(
         (
             tuple(
                 f"{s} ({missing_reason(results, name, s, model)})" for s, value in by_site.items() if math.isnan(value)
             ),
-            in_words(name)[:MAX_HEADING] + heading,
+            spell_metric(name)[:MAX_HEADING] + heading,
         )
         for name, by_site in values.items()
     )
@@ -234,7 +234,7 @@ def missing_values(
     ]
 
 
-def global_notes(results: Results) -> list[str]:
+def global_notes(results: RunResults) -> list[str]:
     """Return a sentence on the lists of a run's global test, or on why the test has no figures."""
     tested = results.global_test
     if not tested:

@@ -30,10 +30,10 @@ def read_part(kind: TypeAdapter[T], raw: Any, where: str = "") -> T:
     try:
         return kind.validate_python(raw)
     except ValidationError as error:
-        raise ValueError(_in_words(where, error.errors(include_url=False, include_input=False)[0])) from error
+        raise ValueError(_describe_fault(where, error.errors(include_url=False, include_input=False)[0])) from error
 
 
-def _in_words(where: str, error: ErrorDetails) -> str:
+def _describe_fault(where: str, error: ErrorDetails) -> str:
     place = where
     for key in error["loc"]:
         place += f"[{key}]" if isinstance(key, int) else f".{key}" if place else str(key)

@@ -22,10 +22,10 @@ from fairflare.reporting.documents import (
     SCHEMA_VERSION,
     LeftOut,
     PhaseRecord,
-    Results,
     RoundRecord,
-    as_json,
+    RunResults,
     encode,
+    encode_value,
     round_as_json,
 )
 from fairflare.reporting.layout import counted, listed
@@ -41,7 +41,7 @@ RESERVE_FILE = ".reserve"
 RESERVED = 256 * 1024  # bytes of the reserve file: several times results.json without rounds
 #: The document of a run that has not begun, without its rounds.
 _EMPTY: dict[str, Any] = {
-    **dict.fromkeys(name for name in Results.model_fields if name != "rounds"),
+    **dict.fromkeys(name for name in RunResults.model_fields if name != "rounds"),
     "schema_version": SCHEMA_VERSION, "status": "running", "reason": "", "started": "", "updated": "", "resumed": [],
     "went_back": [], "info": {}, "cells": [], "vectors": [], "left_out": [], "phases": [],
 }  # fmt: skip
@@ -79,7 +79,7 @@ class ResultsStore:
             TypeError: a value that JSON cannot hold (names the key).
             OSError: the disk is full or cannot be written.
         """
-        plain = as_json(info, "info")
+        plain = encode_value(info, "info")
         with self._lock:
             self._head = {**_EMPTY, "info": plain, "started": _now()}
             self._last_round = -1
@@ -105,7 +105,7 @@ class ResultsStore:
         """
         with self._lock:
             self._check_running()
-            self._head["info"] = {**self._head["info"], **as_json(values, "info")}
+            self._head["info"] = {**self._head["info"], **encode_value(values, "info")}
             self._write()
 
     def add_round(self, record: RoundRecord) -> None:
@@ -140,7 +140,7 @@ class ResultsStore:
                 the reverse, and keeps its figures.
             reason: why the run failed.
             cells, vectors: the figures; columns that are empty are left out of the file.
-            parts: further parts of the document, as :class:`fairflare.reporting.documents.Results` declares them.
+            parts: further parts of the document, as :class:`fairflare.reporting.documents.RunResults` declares them.
 
         Raises:
             ValueError: the status is unknown, or it is ``"completed"`` and the run was never started or is over.
@@ -148,8 +148,8 @@ class ResultsStore:
             OSError: the disk is full. For a failed run ``results.json`` is written without its rounds if possible.
         """
         checks.choice("status", status, _ENDS)
-        tables = as_json({"cells": list(cells), "vectors": list(vectors)}, "cells")
-        final = as_json(parts, "the results") | {
+        tables = encode_value({"cells": list(cells), "vectors": list(vectors)}, "cells")
+        final = encode_value(parts, "the results") | {
             name: [{key: part for key, part in row.items() if part not in (None, "")} for row in rows]
             for name, rows in tables.items()
         }
@@ -171,7 +171,7 @@ class ResultsStore:
         Raises:
             TypeError: a value that JSON cannot hold (names the key).
         """
-        line = encode({"time": _now(), "kind": kind} | as_json(details, "event"))
+        line = encode({"time": _now(), "kind": kind} | encode_value(details, "event"))
         with self._lock:
             append(self.folder / PROGRESS_FILE, line.encode() + b"\n", durable=False)
 
@@ -296,7 +296,7 @@ def find_results(path: Path) -> Path:
     return file
 
 
-def read_results(path: str | os.PathLike[str]) -> Results:
+def read_results(path: str | os.PathLike[str]) -> RunResults:
     """Read a ``results.json``, given by its path or its folder, with the rounds of an unfinished run too.
 
     Returns:

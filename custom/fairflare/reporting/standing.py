@@ -24,9 +24,9 @@ from fairflare.core.statistics.inequality import (
     share_interval,
 )
 from fairflare.core.statistics.intervals import FEW, LEVEL
-from fairflare.reporting.documents import CASES, ERRORS, TESTS, WITHIN, Inequality, Results
+from fairflare.reporting.documents import CASES, ERRORS, TESTS, WITHIN, Inequality, RunResults
 from fairflare.reporting.layout import number, p_value
-from fairflare.reporting.values import by_site_of, compared
+from fairflare.reporting.values import collect_by_site, compared
 
 NOWHERE = Footing({})
 Said = Mapping[str, Any]  # figures of a site about chance, see federation/site/sampling.py
@@ -63,7 +63,7 @@ def standing(
     least, most = info.get("metric_range") or (0, 1)
     low, high = _or(least, -math.inf), _or(most, math.inf)
     values = {s: value for s, of in sorted(test.items()) if math.isfinite(value := _or(of.get(metric), math.nan))}
-    sites = [Site(name, values[name], sampling.get(name) or {}, test[name], metric) for name in values]
+    sites = [ComparedSite(name, values[name], sampling.get(name) or {}, test[name], metric) for name in values]
     moved = [site for site in sites if OWN + metric in site.metrics]
     for site in moved:
         site.only(footing.compared(site.name))
@@ -103,7 +103,7 @@ def standing(
     }, ends
 
 
-class Site:
+class ComparedSite:
     """Store a site's value together with the figures that the site reported about it."""
 
     def __init__(self, name: str, value: float, said: Said, metrics: Mapping[str, float], metric: str) -> None:
@@ -152,16 +152,16 @@ class Site:
 
 
 def _tested(
-    sites: Sequence[Site], low: float, high: float, higher: bool
-) -> tuple[str, list[Site], SitesCompared] | None:
+    sites: Sequence[ComparedSite], low: float, high: float, higher: bool
+) -> tuple[str, list[ComparedSite], SitesCompared] | None:
     """Return the test that most sites can take part in, these sites and its result; ``None`` if fewer than two can."""
     enough = [s for s in sites if (s.said.get("test_cases") or 0) >= FEW]
     within = [s for s in enough if s.single and s.right and s.metric in (*SHARES, MEAN_RECALL)]
     dealt = [s for s in enough if s.said.get("case_scores") is not None]
     errors = [s for s in enough if (s.said.get("standard_error") or 0) > 0]
-    ways: list[tuple[str, list[Site], Callable[[list[Site]], SitesCompared]]] = [
-        (WITHIN, within, lambda of: _within_classes(of, higher)),
-        (CASES, dealt, lambda of: _of_cases(of, low, high, higher)),
+    ways: list[tuple[str, list[ComparedSite], Callable[[list[ComparedSite]], SitesCompared]]] = [
+        (WITHIN, within, lambda of: _test_within_classes(of, higher)),
+        (CASES, dealt, lambda of: _test_cases(of, low, high, higher)),
         (ERRORS, errors, lambda of: errors_test(
             [s.value for s in of], [s.said["standard_error"] for s in of], [s.said["test_cases"] for s in of],
             low=low, high=high, higher_is_better=higher,
@@ -171,7 +171,7 @@ def _tested(
     return (name, tested, test(tested)) if len(tested) > 1 else None
 
 
-def _within_classes(sites: Sequence[Site], higher: bool) -> SitesCompared:
+def _test_within_classes(sites: Sequence[ComparedSite], higher: bool) -> SitesCompared:
     names = sorted({name for site in sites for name in site.support})
     right, total = (
         np.array([[of.get(name, 0) for name in names] for of in counts], np.int64)
@@ -181,7 +181,7 @@ def _within_classes(sites: Sequence[Site], higher: bool) -> SitesCompared:
     return permutation_test(right, total, shares / shares.sum(1, keepdims=True), higher_is_better=higher)
 
 
-def _of_cases(sites: Sequence[Site], low: float, high: float, higher: bool) -> SitesCompared:
+def _test_cases(sites: Sequence[ComparedSite], low: float, high: float, higher: bool) -> SitesCompared:
     counts = np.array([site.said["case_scores"] for site in sites], np.int64)
     total = counts.sum(1, keepdims=True)
     if sites[0].metric in SHARES and all(site.scores_of_shares for site in sites):  # the last bin has the right cases
@@ -197,7 +197,7 @@ def _of_cases(sites: Sequence[Site], low: float, high: float, higher: bool) -> S
     )  # fmt: skip
 
 
-def _common(sites: Sequence[Site]) -> list[str] | None:
+def _common(sites: Sequence[ComparedSite]) -> list[str] | None:
     """Return the classes common to all sites that report classes; ``None`` if all have the same, or none reports."""
     of = [set(site.support) for site in sites if site.support]
     return None if not of or all(own == of[0] for own in of) else sorted(set.intersection(*of))
@@ -211,20 +211,20 @@ def _or(value: Any, otherwise: float) -> float:
 # ------------------------------------------------------------------------------------------------ words
 
 
-def standing_notes(results: Results) -> list[str]:
+def standing_notes(results: RunResults) -> list[str]:
     """Return sentences on what the sites' comparison rests on: spread, missing intervals and tests, classes.
 
-    The first sentence of :func:`of_footing` is left out, since it is said first.
+    The first sentence of :func:`note_footing` is left out, since it is said first.
     """
     found = results.inequality
     adjusted = results.footing.how == ADJUSTED and compared(results, found.metric)
-    spread = [_of_spread(found)] if found.test else []
+    spread = [_note_spread(found)] if found.test else []
     lacking = [name for name, site in found.sites.items() if None in (site.low, site.p_value)]
     without = [f"Without an interval, or not in the test of who is behind: {', '.join(lacking)}. {NEEDED}"]
-    return spread + without * bool(lacking and not adjusted) + _of_classes(found) + of_footing(results)[1:]
+    return spread + without * bool(lacking and not adjusted) + _note_classes(found) + note_footing(results)[1:]
 
 
-def of_footing(results: Results) -> list[str]:
+def note_footing(results: RunResults) -> list[str]:
     """Return sentences on the structures over which sites are compared, if sites annotate different structures."""
     footing, metric = results.footing, results.info.primary_metric
     if not footing.how or not compared(results, metric):
@@ -240,7 +240,7 @@ def of_footing(results: Results) -> list[str]:
         f"{name}: {', '.join(sites) or 'no site, it stays as it was'}"
         for name, sites in (results.info.output_rows or {}).items()
     )
-    values = {site: value for site, value in by_site_of(results, metric).items() if math.isfinite(value)}
+    values = {site: value for site, value in collect_by_site(results, metric).items() if math.isfinite(value)}
     ranks = {tuple(part): sorted((values[site], site) for site in part if site in values) for part in footing.parts}
     return true_texts({
         f"The sites annotate, or mark, different structures, classes or findings ({structures}). Figures of sites rest "
@@ -257,7 +257,7 @@ def of_footing(results: Results) -> list[str]:
     })  # fmt: skip
 
 
-def tested(results: Results, metric: str) -> Inequality:
+def tested(results: RunResults, metric: str) -> Inequality:
     """Return the section ``inequality`` of results if it has a significance test of ``metric``, else an empty one."""
     found = results.inequality
     return found if found.metric == metric and found.test else Inequality()
@@ -268,7 +268,7 @@ def more_unequal(found: Inequality) -> bool:
     return not found.behind and not found.ahead and found.p_value <= 1 - found.level
 
 
-def _of_spread(found: Inequality) -> str:
+def _note_spread(found: Inequality) -> str:
     away = [site.value - site.expected for site in found.sites.values() if site.expected is not None]
     more = f"; their distances from what is expected of each have {number(statistics.pstdev(away))}"
     return (
@@ -284,7 +284,7 @@ def sources(found: Inequality) -> str:
     return MIXED if len(expected) > 1 else "sampling alone"
 
 
-def _of_classes(found: Inequality) -> list[str]:
+def _note_classes(found: Inequality) -> list[str]:
     common = found.common_classes
     if common is None:
         return []

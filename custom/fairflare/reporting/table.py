@@ -13,7 +13,7 @@ from fairflare.base.metric import metric_name
 from fairflare.core.cells import BEST, LAST, OF_ALL, SUPPRESSED
 from fairflare.core.cells import Cell as Figure
 from fairflare.core.fairness import declared_as
-from fairflare.reporting.documents import Results
+from fairflare.reporting.documents import RunResults
 from fairflare.reporting.findings import run_findings
 from fairflare.reporting.groups import group_notes, group_tables
 from fairflare.reporting.layout import MISSING, STYLES, Cell, Shown, Table, counted, interval, listed, printed
@@ -24,26 +24,26 @@ from fairflare.reporting.standing import tested
 from fairflare.reporting.values import (
     MAX_COLUMNS,
     answered,
-    by_site_of,
+    check_metric,
+    collect_by_site,
     direction_of,
     extra_list_metrics,
     global_values,
     guess_of,
-    in_words,
-    known_metric,
     label_of,
     metrics_of,
     missing_reason,
     rests_on,
     sentence,
     site_columns,
+    spell_metric,
     summary_of,
     suppressed_of,
     title_of,
 )
 
 __all__ = [
-    "SYNTHETIC_NOTE", "by_site_of", "class_table", "direction_of", "fairness_table", "known_metric", "label_of",
+    "SYNTHETIC_NOTE", "check_metric", "class_table", "collect_by_site", "direction_of", "fairness_table", "label_of",
     "metrics_of", "run_notes", "summary_of", "table_of",
 ]  # fmt: skip
 
@@ -51,7 +51,7 @@ UNSURE = "?"  # mark after the name of a worst site that may be no worse than th
 
 
 def fairness_table(
-    results: Results,
+    results: RunResults,
     *,
     metric: str | None = None,
     style: Literal["text", "markdown", "csv"] = "text",
@@ -97,7 +97,7 @@ def fairness_table(
     return printed(tables, notes + run_notes(results, metric), style, width, _title(results), first)
 
 
-def _title(results: Results) -> str:
+def _title(results: RunResults) -> str:
     info = results.info
     parts = checks.true_texts({
         title_of(results): True,
@@ -108,7 +108,7 @@ def _title(results: Results) -> str:
     return ", ".join(parts)
 
 
-def table_of(results: Results, metric: str | None = None, *, short: bool = False, tests: bool = False) -> Table:
+def table_of(results: RunResults, metric: str | None = None, *, short: bool = False, tests: bool = False) -> Table:
     """Return a table of test metrics, with a row for each site, average and spread; no rows without test results.
 
     Args:
@@ -122,7 +122,7 @@ def table_of(results: Results, metric: str | None = None, *, short: bool = False
     """
     if not site_columns(results):
         return Table("run", "", ["site"], [])
-    metrics = metrics_of(results) if metric is None else [known_metric(results, metric)]
+    metrics = metrics_of(results) if metric is None else [check_metric(results, metric)]
     metrics = [name for name in metrics if not (short and name in extra_list_metrics(results))]
     columns = [_metric(results, name) for name in metrics]
     columns += [_metric(results, metrics[0], model) for model in other_models(results)]
@@ -161,10 +161,10 @@ class _Column:
     totals: Mapping[str, Cell]
 
 
-def _metric(results: Results, metric: str, model: str = LAST) -> _Column:
+def _metric(results: RunResults, metric: str, model: str = LAST) -> _Column:
     """Return the column of a metric for one of the models in the cells."""
     values, home, of = (
-        by_site_of(results, metric, model),
+        collect_by_site(results, metric, model),
         suppressed_of(results, metric),
         summary_of(results, metric, model),
     )
@@ -190,7 +190,7 @@ def _metric(results: Results, metric: str, model: str = LAST) -> _Column:
     return _Column(head, [metric + which], cells, totals)
 
 
-def _certainty(results: Results, tests: bool) -> list[_Column]:
+def _certainty(results: RunResults, tests: bool) -> list[_Column]:
     """Return the columns of intervals and test cases, which follow the column of their metric.
 
     ``tests``: whether to add what is expected of each site if all were equally good, and its p-value.
@@ -217,7 +217,7 @@ def _interval_cells(of: Figure) -> tuple[Cell, Cell]:
     return Shown(interval(of.low, of.high), [of.low, of.high]), cases
 
 
-def class_table(results: Results) -> Table | None:
+def class_table(results: RunResults) -> Table | None:
     """Return a table of each class or structure: metric by site and number of its test images; ``None`` if not known.
 
     Average, spread and worst site of a structure are over the sites that annotate it and mark it.
@@ -247,11 +247,11 @@ def class_table(results: Results) -> Table | None:
     columns = [_metric(results, of) for of in metrics.values()]
     totals = [[title, *(column.totals[title] for column in columns)] for title in TOTALS_OF_STRUCTURES]
     caption = (
-        f"{sentence(in_words(first))} of each {what}, and number of test images that have it"
+        f"{sentence(spell_metric(first))} of each {what}, and number of test images that have it"
         f"{f'; {MISSING}: ' if absent else ''}{' or '.join(absent)}."
     )
     heads = [["site"], *([part, f"{part} test images"] for part in parts)]
-    shown = [in_words(first), *(part[:MAX_HEADING] for part in parts)]
+    shown = [spell_metric(first), *(part[:MAX_HEADING] for part in parts)]
     return Table(name, caption, shown, rows, totals=totals, csv_columns=heads) if parts else None
 
 

@@ -14,7 +14,7 @@ from fairflare.base.checks import first_of
 from fairflare.core.cells import GLOBAL, LAST, NOT_COUNTED, OF_ALL, SUPPRESSED, UNDEFINED, Cell
 from fairflare.core.fairness import BEFORE_RECORDED, FairnessSummary, higher_is_better, summarize
 from fairflare.core.statistics.footing import OWN, name_structures, structure_of
-from fairflare.reporting.documents import Metrics, Results
+from fairflare.reporting.documents import Metrics, RunResults
 
 NO_VALUE = "no value"
 MAX_COLUMNS = 20  # largest number of columns of metrics, whose names the sites choose
@@ -22,22 +22,22 @@ MAX_COLUMNS = 20  # largest number of columns of metrics, whose names the sites 
 SPELT = {"dice": "Dice", "auc": "AUC", "iou": "IoU", "ece": "ECE", "hd95": "HD95", "nsd": "NSD", "pr": "PR"}
 
 
-def label_of(results: Results) -> str:
+def label_of(results: RunResults) -> str:
     """Return the label of a run, which names its method and settings; the method's name if the run has no label."""
     return results.info.label or results.info.method or "unknown method"
 
 
-def title_of(results: Results) -> str:
+def title_of(results: RunResults) -> str:
     """Return a run's title, which has its method's name and its label; the label alone in results without a title."""
     return results.info.title or label_of(results)
 
 
-def in_words(metric: str) -> str:
+def spell_metric(metric: str) -> str:
     """Spell a metric's name in a sentence: ``es_dice`` is ``equity-scaled Dice``, ``auc_gap`` is ``gap in AUC``."""
     if metric.startswith("es_"):
-        return f"equity-scaled {in_words(metric.removeprefix('es_'))}"
+        return f"equity-scaled {spell_metric(metric.removeprefix('es_'))}"
     if metric.endswith("_gap"):
-        return f"gap in {in_words(metric.removesuffix('_gap'))}"
+        return f"gap in {spell_metric(metric.removesuffix('_gap'))}"
     return " ".join(SPELT.get(word, word) for word in metric.split("_"))
 
 
@@ -92,22 +92,22 @@ def cells_of(
     return cells
 
 
-def site_columns(results: Results, model: str = LAST) -> dict[str, dict[str, Cell]]:
+def site_columns(results: RunResults, model: str = LAST) -> dict[str, dict[str, Cell]]:
     """Return the metrics of the sites' test splits, ``{metric: {site: cell}}``, those that sites withhold too."""
     return {name: column for name, column in results.columns.get(model, {}).items() if "" not in column}
 
 
-def answered(results: Results, model: str = LAST) -> list[str]:
+def answered(results: RunResults, model: str = LAST) -> list[str]:
     """Return the sites that answered the test of a model."""
     return list(dict.fromkeys(site for column in site_columns(results, model).values() for site in column))
 
 
-def sites_of(results: Results) -> list[str]:
+def sites_of(results: RunResults) -> list[str]:
     """Return the sites of a run, and those that answered its test, sorted."""
     return sorted({*results.info.sites, *answered(results)})
 
 
-def metrics_of(results: Results) -> list[str]:
+def metrics_of(results: RunResults) -> list[str]:
     """Return the test metrics that the task shows in tables (default: all, at most 20), the primary metric first.
 
     The mean of a metric over each site's own structures is shown if the metric is.
@@ -121,12 +121,12 @@ def metrics_of(results: Results) -> list[str]:
     return sorted(shown, key=lambda metric: metric != results.info.primary_metric)[:MAX_COLUMNS]
 
 
-def extra_list_metrics(results: Results) -> list[str]:
+def extra_list_metrics(results: RunResults) -> list[str]:
     """Return the shown metrics of further test lists (``clean/``, ``common/``), which a run has without being asked."""
     return [name for name in metrics_of(results)[1:] if "/" in name and not name.startswith(OWN)]
 
 
-def known_metric(results: Results, metric: str) -> str:
+def check_metric(results: RunResults, metric: str) -> str:
     """Return a metric's name after a check that the run has the metric.
 
     Raises:
@@ -141,13 +141,13 @@ def known_metric(results: Results, metric: str) -> str:
     return metric
 
 
-def parts_of(results: Results, metric: str) -> list[str]:
+def parts_of(results: RunResults, metric: str) -> list[str]:
     """Return the metrics whose mean a name denotes: [a, b] for ``a+b``; the name of a measured metric is not split."""
     known = results.columns.get(LAST, {})
     return [metric] if metric in known or OF_ALL + metric in known else metric.split("+")
 
 
-def direction_of(results: Results, metric: str) -> bool:
+def direction_of(results: RunResults, metric: str) -> bool:
     """Return whether more of a metric is better, as the run's task declared it.
 
     Raises:
@@ -163,7 +163,7 @@ def direction_of(results: Results, metric: str) -> bool:
     return higher
 
 
-def declared_direction(results: Results, metric: str) -> bool | None:
+def declared_direction(results: RunResults, metric: str) -> bool | None:
     """Return whether more of a metric is better, see :func:`direction_of`, or ``None`` if the results do not say."""
     known = results.info.higher_is_better or BEFORE_RECORDED
     declared = {part: higher_is_better(part, known) for part in parts_of(results, metric)}
@@ -173,7 +173,7 @@ def declared_direction(results: Results, metric: str) -> bool | None:
     return None if None in declared.values() else all(declared.values())
 
 
-def by_site_of(results: Results, metric: str, model: str = LAST) -> dict[str, float]:
+def collect_by_site(results: RunResults, metric: str, model: str = LAST) -> dict[str, float]:
     """Return a metric of a model as ``{site: value}``, NaN where it is missing or does not count.
 
     A metric ``a+b`` is the mean of both at each site, as the papers' "Average" of clean and corrupted images.
@@ -188,7 +188,7 @@ def _mean(cells: Sequence[Cell | None]) -> float:
     return sum(math.nan if cell is None else cell.counted for cell in cells) / len(cells)
 
 
-def models_of(results: Results, last: bool) -> list[str]:
+def models_of(results: RunResults, last: bool) -> list[str]:
     """Return the final model's name in the cells; ``last``: the names of the run's last models, the final one last.
 
     Raises:
@@ -199,25 +199,25 @@ def models_of(results: Results, last: bool) -> list[str]:
     return [*(f"round {number}" for number in results.last_rounds[:-1] if last), LAST]
 
 
-def measured(results: Results, metric: str, *, last: bool = False) -> list[dict[str, float]]:
+def measured(results: RunResults, metric: str, *, last: bool = False) -> list[dict[str, float]]:
     """Return a metric as ``{site: value}``, for each model of :func:`models_of`."""
-    return [by_site_of(results, metric, model) for model in models_of(results, last)]
+    return [collect_by_site(results, metric, model) for model in models_of(results, last)]
 
 
-def global_values(results: Results, metric: str, *, last: bool = False) -> list[float]:
+def global_values(results: RunResults, metric: str, *, last: bool = False) -> list[float]:
     """Return a metric of the global test for each model of :func:`models_of`; NaN where missing."""
     models = [results.columns.get(model, {}) for model in models_of(results, last)]
     return [_mean([figures.get(OF_ALL + part, {}).get("") for part in parts_of(results, metric)]) for figures in models]
 
 
-def global_metrics(results: Results, metric: str) -> list[str]:
+def global_metrics(results: RunResults, metric: str) -> list[str]:
     """Return the global test's metrics for tables: the given metric, then the metrics that the task shows."""
     known = [cell.metric for cell in results.cells if cell.split == GLOBAL]
     first = [metric] if known and {*parts_of(results, metric)} <= {*known} else []
     return [*first, *(name for name in results.info.shown_metrics if name in known and name != metric)]
 
 
-def suppressed_of(results: Results, metric: str) -> set[str]:
+def suppressed_of(results: RunResults, metric: str) -> set[str]:
     """Return the sites that withhold their value of a test metric, because it rests on too few cases."""
     columns = [site_columns(results).get(part, {}) for part in parts_of(results, metric)]
     return {site for column in columns for site, cell in column.items() if cell.reason.startswith(SUPPRESSED)}
@@ -235,7 +235,7 @@ def withheld_reason(site: str, privacy: Collection[str], said: Mapping[str, Mapp
     return f"{SUPPRESSED}: {'differential privacy' if site in privacy else few}"
 
 
-def missing_reason(results: Results, metric: str, site: str, model: str = LAST) -> str:
+def missing_reason(results: RunResults, metric: str, site: str, model: str = LAST) -> str:
     """Return the reason why a site has no value of a metric in the test of a model.
 
     All tables, notes and pages take their reason from here.
@@ -252,7 +252,7 @@ def missing_reason(results: Results, metric: str, site: str, model: str = LAST) 
     })  # fmt: skip
 
 
-def guess_of(results: Results, metric: str) -> float:
+def guess_of(results: RunResults, metric: str) -> float:
     """Return what a classifier that knows nothing gets in a metric, on average over the sites; NaN if not known.
 
     Of the mean recall it is 1 / classes; of an area under the ROC curve 0.5; of the accuracy the share of each site's
@@ -265,15 +265,15 @@ def guess_of(results: Results, metric: str) -> float:
     return 0.5 if metric.startswith("auc") else known.get(metric, math.nan)
 
 
-def summary_of(results: Results, metric: str, model: str = LAST) -> FairnessSummary:
+def summary_of(results: RunResults, metric: str, model: str = LAST) -> FairnessSummary:
     """Summarize a model's test metric over the sites of the run; without a direction no site is the worst."""
     return summarize(
-        by_site_of(results, metric, model), higher_is_better=declared_direction(results, metric),
+        collect_by_site(results, metric, model), higher_is_better=declared_direction(results, metric),
         suppressed=suppressed_of(results, metric), linked=linked(results, metric),
     )  # fmt: skip
 
 
-def linked(results: Results, metric: str) -> bool:
+def linked(results: RunResults, metric: str) -> bool:
     """Return whether the sites' values of a metric can be ranked: a mean over each site's own structures may not.
 
     A comparable figure may be ranked if structures link all sites; a metric that is no mean over structures always may.
@@ -283,11 +283,11 @@ def linked(results: Results, metric: str) -> bool:
     return not any(part.startswith(OWN) or (apart and OWN + part in known) for part in parts)
 
 
-def rests_on(results: Results, metric: str) -> str:
+def rests_on(results: RunResults, metric: str) -> str:
     """Return text for table heads on which structures the sites' figures are computed from; empty for plain figures."""
     return name_structures(results.footing.how, results.footing.shared) if compared(results, metric) else ""
 
 
-def compared(results: Results, metric: str) -> bool:
+def compared(results: RunResults, metric: str) -> bool:
     """Return whether a metric's values were made comparable between sites that annotate different structures."""
     return any(OWN + part in site_columns(results) for part in parts_of(results, metric))

@@ -49,17 +49,20 @@ class Adapters(Part):
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         if cls is not Adapters:
             return handler(source)
-        return core_schema.no_info_before_validator_function(Adapters.of, core_schema.is_instance_schema(Adapters))
+        return core_schema.no_info_before_validator_function(Adapters.parse, core_schema.is_instance_schema(Adapters))
 
     @staticmethod
-    def of(value: Any) -> Any:
+    def parse(value: Any) -> Any:
         """Make adapters from a kind, from ``{"kind": ...}``, or from the form stored in a model file or job."""
         if isinstance(value, Adapters):
             return value
         kinds = choices(Adapters)
         given: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {"kind": value}
         if "path" in given:
-            by_class = {cls.__name__: kind for kind, cls in kinds.items()}
+            by_class = {
+                "FairLora": GroupLora.kind,
+                **{cls.__name__: kind for kind, cls in kinds.items()},
+            }  # its old name
             given = {**given.get("args", {}), "kind": by_class.get(str(given["path"]).rpartition(".")[2])}
         kind = checks.choice("adapters", given.pop("kind", value), kinds)
         return kinds[kind](**given)
@@ -125,7 +128,7 @@ class Lora(Adapters):
 
 
 @settings
-class FairLora(Adapters):
+class GroupLora(Adapters):
     """Put low-rank adapters with singular values for each group of people into a network (method ``fair_lora``).
 
     All other tensors are frozen, as with ``lora``. No further package is needed.

@@ -157,7 +157,7 @@ class MonaiBundleTask(Task):
     # -- the seam
 
     def build_model(self) -> torch.nn.Module:
-        return self.parts.made("network")
+        return self.parts.make("network")
 
     def initialise(self, model: torch.nn.Module, checkpoint: str | None = None) -> str:
         from fairflare.tasks.networks import load_network
@@ -242,7 +242,7 @@ class MonaiBundleTask(Task):
         scored = {**item, "pred": output, self.label_key: target}  # under the keys of MONAI's engines
         with telling(f"{self.parts.bundle.name}: key {self.parts.bundle.place('validate_postprocessing')!r} fails"):
             scored = self.parts.kept("validate_postprocessing")(scored)
-        return self.parts.kept("key_metric").of_image(scored, self.label_key)
+        return self.parts.kept("key_metric").measure_image(scored, self.label_key)
 
     def declared_metrics(self) -> tuple[Metric, ...]:
         return cast("KeyMetric", self.parts.kept("key_metric")).declared()
@@ -261,7 +261,7 @@ class MonaiBundleTask(Task):
                 site, "data_root", "no data: 'data_root' is not set, and a MONAI bundle has no made-up data; set "
                 "'data_root' (`fairflare phantom volumes3d` writes synthetic volumes)",
             )  # fmt: skip
-        train = self.parts.made("train_preprocessing")
+        train = self.parts.make("train_preprocessing")
         listed = load_datalist(
             site_settings.data_root,
             site_settings.datalist or "datalist.json",
@@ -273,7 +273,7 @@ class MonaiBundleTask(Task):
         return BundleData(
             listed,
             train,
-            self.parts.made("validate_preprocessing"),
+            self.parts.make("validate_preprocessing"),
             keys=(self.image_key, self.label_key),
             validate_batch=self.parts.kept("validate_batch_size") or 1,
             cache_bytes=site_settings.cache_bytes,

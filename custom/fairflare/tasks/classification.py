@@ -18,7 +18,7 @@ from fairflare.data.sources import source
 from fairflare.tasks.base import SiteData
 from fairflare.tasks.images import Augmentations, Grey, PhantomImages, Preprocessing, Size
 from fairflare.tasks.scores.class_scores import OUTSIDE
-from fairflare.tasks.scores.finding_scores import cases_of_findings, known_findings
+from fairflare.tasks.scores.finding_scores import cases_of_findings, find_known
 from fairflare.tasks.shared.classes import ClassSite, ClassTask, LabelledImages
 from fairflare.tasks.shared.dealt import Dealt
 from fairflare.tasks.shared.site_settings import SiteSettings, setting_error
@@ -174,8 +174,8 @@ class PhantomClasses(PhantomImages):
         sizes = {split: len(labels) for split, labels in self._drawn.labels.items()}
         wrong = f"; {plan.label_noise:.0%} of the training labels are wrong" if plan.has_label_noise(index) else ""
         if task.findings is not None:
-            self._findings = {split: self._drawn_findings(split) for split in self._drawn.labels}
-            self.known, self.class_names = known_findings(self._findings.values()), tuple(task.findings)
+            self._findings = {split: self._draw_findings(split) for split in self._drawn.labels}
+            self.known, self.class_names = find_known(self._findings.values()), tuple(task.findings)
         self.describe(f"{phantom_of(plan.phantom).title} (site {index + 1} of {plan.num_sites}{wrong})", sizes)
 
     def group_numbers(self, split: str, attribute: str) -> list[int]:
@@ -184,7 +184,7 @@ class PhantomClasses(PhantomImages):
     def num_samples(self, split: str) -> int:
         return len(self._drawn.labels[self.check_split(split)])
 
-    def _drawn_findings(self, split: str) -> npt.NDArray[np.int64]:
+    def _draw_findings(self, split: str) -> npt.NDArray[np.int64]:
         """Return the classes of both halves of each picture as findings; every fifth label of them is not known."""
         one_hot = np.eye(self.task.classes, dtype=np.int64)[np.array(self._drawn.labels[split])]
         findings = one_hot | np.roll(one_hot, 1, axis=0)

@@ -103,7 +103,7 @@ class Intensities:
     @property
     def intensities(self) -> str:
         """Describe in words how grey values become values in [0, 1]; the text is written into the model's file."""
-        return self.reading().in_words()
+        return self.reading().describe()
 
 
 @settings
@@ -197,7 +197,7 @@ class ImageTask(Intensities, Fitted, Task):
         """
         if numbers is None or len(numbers) == len(self.structures):
             return self
-        if self.exclusive or self.of_user("loss", "sample_losses", "evaluate"):
+        if self.exclusive or self.is_overridden("loss", "sample_losses", "evaluate"):
             raise ValueError(
                 f"{KEYS[self.class_labels]} does not name all, and task ({type(self).__name__}) has "
                 f"{'output=softmax' if self.exclusive else 'its own loss or metrics'}, which may take those that are "
@@ -312,7 +312,7 @@ class ImageTask(Intensities, Fitted, Task):
 
     def check_site(self, model: torch.nn.Module, data: SiteData, device: Device) -> None:
         """Check a user's own network on one training image of the site; see :meth:`check_outputs`."""
-        if self.of_user("build_model", "build_unet"):
+        if self.is_overridden("build_model", "build_unet"):
             inputs, _ = next(iter(data.batches("training", batch_size=1)))
             self.check_outputs(model, inputs.to(device))
 
@@ -349,7 +349,7 @@ class ImageTask(Intensities, Fitted, Task):
             f"{named} changes the size of {odd!r}; register_buffer(..., persistent=False) keeps it at the site":
                 odd is not None,
             f"{named} gives {shape}, and {needed} is needed for num_classes={(number or 0) - self.exclusive}":
-                shape != needed and not self.of_user("loss"),  # a user's own loss may need outputs of another form
+                shape != needed and not self.is_overridden("loss"),  # a user's loss may need outputs of another form
         }, shareable)  # fmt: skip
 
     @abstractmethod
@@ -490,7 +490,7 @@ class PreparedData(ListedData):
     def prepare(self, split: str, sample: Sample) -> Mapping[str, Any]:
         """Return what stays in memory of a sample: arrays or tensors by name."""
 
-    def in_memory(self, split: str, sample: Sample) -> Mapping[str, Any]:
+    def keep_in_memory(self, split: str, sample: Sample) -> Mapping[str, Any]:
         """Return what :meth:`prepare` returns for a sample; it stays in memory while it fits into ``cache_bytes``."""
         if (item := self._held.get((split, sample))) is None:
             item = self.prepare(split, sample)
@@ -504,7 +504,7 @@ class PreparedData(ListedData):
     def _items(self, split: str, indices: Sequence[int]) -> list[Mapping[str, Any]]:
         samples = self.datalist.splits[split]
         missing = [index for index in indices if (split, samples[index]) not in self._held]
-        items = read_all(lambda index: self.in_memory(split, samples[index]), missing, self.num_workers)
+        items = read_all(lambda index: self.keep_in_memory(split, samples[index]), missing, self.num_workers)
         return [items.get(index) or self._held[split, samples[index]] for index in indices]
 
 

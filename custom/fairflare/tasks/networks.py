@@ -308,13 +308,13 @@ def load_fitting(network: nn.Module, found: Mapping[str, torch.Tensor], refusal:
         ValueError: names or shapes differ; the message lists the differences.
     """
     own = network.state_dict()
-    found = beside_adapters(own, found)
+    found = rename_for_adapters(own, found)
     if problems := mismatch(own, found):
         raise ValueError(f"{refusal}: {problems}{remedy}")
     network.load_state_dict({name: found.get(name, tensor).to(tensor.dtype) for name, tensor in own.items()})
 
 
-def beside_adapters(own: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def rename_for_adapters(own: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Rename tensors of a network without adapters to the names that they have in a network with adapters.
 
     The adapters' own tensors are taken unchanged from ``own``, the state of the network with adapters. Tensors of a

@@ -88,7 +88,7 @@ class SegmentationTask(Preprocessing, StructureTask):
 
     def open_phantom(self, site: str, own: SegmentationSite) -> SiteData:
         self.check_phantom_fits(site, "prostate", "one structure", self.num_classes == 1)
-        return PhantomData(self, site, *self.drawn_as(own))
+        return PhantomData(self, site, *self.seed_cases(own))
 
 
 class FolderData(FolderImages):

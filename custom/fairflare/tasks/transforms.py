@@ -135,7 +135,7 @@ class Structured:
         return inside
 
 
-def in_channels(picture: torch.Tensor, channels: int) -> torch.Tensor:
+def convert_channels(picture: torch.Tensor, channels: int) -> torch.Tensor:
     """Convert a picture (1 or 3, height, width) to ``channels`` channels: colour to luminance, or grey repeated."""
     picture = plain(picture).contiguous()
     return luminance(picture) if channels == 1 else picture.expand(channels, -1, -1)
@@ -192,6 +192,6 @@ def input_transforms(channels: int, size: tuple[int, int], how: str = "stretch")
     """Return the transforms of an image (height, width, 1 or 3) to the network's input in evaluation."""
     return [
         EnsureChannelFirstd("image", channel_dim=-1),
-        each("image", in_channels, channels=channels),
+        each("image", convert_channels, channels=channels),
         each("image", shrunk, size=size, how=how),
     ]

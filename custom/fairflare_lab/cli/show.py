@@ -13,11 +13,11 @@ from fairflare.cli.options import Metric, Overwrite
 from fairflare.cli.screen import console, say, user_errors
 
 if TYPE_CHECKING:
-    from fairflare.reporting.documents import Results
+    from fairflare.reporting.documents import RunResults
 
 
 def show_several(
-    runs: Sequence[Results],
+    runs: Sequence[RunResults],
     metric: str | None,
     *,
     sites: bool,

@@ -19,7 +19,7 @@ from fairflare.exchange.messages import SPLIT_TEST, STATUS_OK, TASK_VALIDATE, Si
 from fairflare.exchange.sent_tensors import rebuilt
 from fairflare.federation.plan.plan import Plan, make_plan
 from fairflare.federation.plan.run_settings import RESULTS_FOLDER
-from fairflare.federation.plan.site_training import at_home
+from fairflare.federation.plan.site_training import find_local_tensors
 from fairflare.federation.record.models import MODEL_FILE
 from fairflare.federation.site.groups import FIELDS, IN_GROUPS, read_groups
 from fairflare.federation.site.replies import DRAWN_UNITS, NUM_UNITS, RESAMPLED, suppressed_in
@@ -35,7 +35,7 @@ BATCH = 32  # number of images in a batch that measures norm statistics
 NO_MODEL = "it has no common model, as each site keeps parts of it, or all"
 
 
-def without(local: Mapping[str, Any], site: str) -> dict[str, Any]:
+def drop_site(local: Mapping[str, Any], site: str) -> dict[str, Any]:
     """Return the content of ``local/fairflare.json`` without the block of one site."""
     blocks = local.get("sites")
     if not isinstance(blocks, Mapping):
@@ -51,7 +51,7 @@ def completed(workspace: Path) -> bool:
         return False
 
 
-def at_unseen(
+def evaluate_unseen(
     arguments: Mapping[str, Any],
     workspace: Path,
     site: str,
@@ -78,7 +78,7 @@ def at_unseen(
     if site in (plan.sites or ()):
         raise ValueError(f"site {site!r} was part of the run: it is not unseen; leave it out of the run's sites")
     network, state = common_model(plan, workspace, local)
-    home = at_home(values_of(plan.training), network, lambda *_, **__: None)
+    home = find_local_tensors(values_of(plan.training), network, lambda *_, **__: None)
     result = Unseen(site=site, reason=NO_MODEL)
     if not home.own_everywhere:
         result = _tested(plan, state, site, local, should_stop)
@@ -103,7 +103,7 @@ def common_model(
 
     Args:
         plan: plan of the run.
-        workspace, local: see :func:`at_unseen`.
+        workspace, local: see :func:`evaluate_unseen`.
     """
     content = torch.load(workspace / RUN_DIR / MODEL_FILE, map_location="cpu", weights_only=True)
     note = content["train_conf"].get("exchange") or {}

@@ -8,7 +8,7 @@ from typing import Literal
 
 from fairflare.base import checks
 from fairflare.core.cells import OF_ALL
-from fairflare.reporting.documents import Results
+from fairflare.reporting.documents import RunResults
 from fairflare.reporting.findings import Finding
 from fairflare.reporting.layout import STYLES, Cell, Shown, Table, printed, spread
 from fairflare.reporting.values import direction_of, metrics_of
@@ -45,7 +45,7 @@ class Comparison:
         return sorted({site for row in self.rows for values in row.values for site in values})
 
 
-def comparison_of(runs: Sequence[Results], metric: str | None = None, reference: str | None = None) -> Comparison:
+def comparison_of(runs: Sequence[RunResults], metric: str | None = None, reference: str | None = None) -> Comparison:
     """Compare runs: runs that differ only in the seed form a row, and each row is compared with a reference row.
 
     Args:
@@ -74,7 +74,7 @@ def comparison_of(runs: Sequence[Results], metric: str | None = None, reference:
 
 
 def compare(
-    runs: Sequence[Results],
+    runs: Sequence[RunResults],
     *,
     metric: str | None = None,
     style: Literal["text", "markdown", "csv"] = "text",
@@ -117,7 +117,7 @@ def rows_table(of: Sequence[Row], metric: str, sites: Sequence[str]) -> Table:
     names = [*sites, "average", "std", "worst", *(OF_ALL + name for name in of_all)]
     rows: list[list[Cell]] = []
     for row in of:
-        cells = [*map(row.cell, sites), *map(row.over, ("mean", "std", "worst"))]
+        cells = [*map(row.cell, sites), *map(row.summarise, ("mean", "std", "worst"))]
         cells += [spread(row.of_all.get(name, [])) for name in of_all]
         rows.append([row.label, Shown(str(len(row.runs)), [metric, len(row.runs)]), *cells])
     heads = [["method"], ["metric", "runs"], *([f"{name} mean", f"{name} sd"] for name in names)]

@@ -32,7 +32,7 @@ def _row(row: Row, sites: list[str]) -> dict[str, Any]:
     return {
         "label": row.label, "settings": row.settings, "runs": len(row.runs),
         "seeds": [run.info.seed for run in row.runs], "values": row.values,
-        "sites": {site: row.at(site) for site in sites}, "suppressed": row.suppressed,
-        "average": row.over("mean"), "std": row.over("std"), "worst": row.over("worst"),
+        "sites": {site: row.summarise_site(site) for site in sites}, "suppressed": row.suppressed,
+        "average": row.summarise("mean"), "std": row.summarise("std"), "worst": row.summarise("worst"),
         "global_test": {name: spread(values) for name, values in row.of_all.items()},
     }  # fmt: skip

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fairflare.base.checks import first_of, gathered, true_texts
-from fairflare.reporting.documents import Inequality, Results
+from fairflare.reporting.documents import Inequality, RunResults
 from fairflare.reporting.findings import (
     BEYOND,
     CHANCE,
@@ -30,12 +30,12 @@ from fairflare.reporting.notes import (
     MEASURED,
     SYNTHETIC_NOTE,
     global_notes,
-    without_notes,
+    note_missing_parts,
 )
 from fairflare.reporting.standing import more_unequal, sources, tested
-from fairflare.reporting.values import guess_of, in_words, label_of, rests_on
+from fairflare.reporting.values import guess_of, label_of, rests_on, spell_metric
 from fairflare_lab.compare.differences import BETTER, MEASURES, ONE_SEED, OTHER_SITES, WORSE, Difference
-from fairflare_lab.compare.group_gaps import judged, named, over_seeds
+from fairflare_lab.compare.group_gaps import average_seeds, judged, named
 from fairflare_lab.compare.rows import Row, setting_difference, settings_of
 from fairflare_lab.compare.rows import named as label_and_start
 
@@ -43,7 +43,7 @@ TASK_SETTINGS, TASK_FILE, COMPARED = "the task's settings", "the task's file", "
 MOST = 200  # largest number of characters of a line
 
 
-def notes_of(complete: Sequence[Results], metric: str, rows: Sequence[Row]) -> list[str]:
+def notes_of(complete: Sequence[RunResults], metric: str, rows: Sequence[Row]) -> list[str]:
     """Return notes below a comparison's rows, which add details to what is said first.
 
     Args:
@@ -55,13 +55,13 @@ def notes_of(complete: Sequence[Results], metric: str, rows: Sequence[Row]) -> l
     others = "" if len(own) == len(rows) else "; of the others the common model"
     guess = number(guess_of(complete[0], metric))
     return [
-        f"Figures are {in_words(metric)} on the test splits; ± is the population standard deviation over runs"
+        f"Figures are {spell_metric(metric)} on the test splits; ± is the population standard deviation over runs"
         f"{'' if guess == MISSING else f'; guessing gives {guess}'}.",
-        *dict.fromkeys(note for run in complete for note in (*global_notes(run), *without_notes(run))),
+        *dict.fromkeys(note for run in complete for note in (*global_notes(run), *note_missing_parts(run))),
         *(f"{row.label}: {row.settings}" for row in rows if row.settings),
-        *_by_chance(rows, metric),
+        *_note_chance(rows, metric),
         *([f"Measured: {MEASURED['personal']} of {', '.join(own)}{others}."] if own else []),
-        *(_by_setting(complete) if TASK_SETTINGS in _differing_conditions(complete) else []),
+        *(_list_settings(complete) if TASK_SETTINGS in _differing_conditions(complete) else []),
         *_faults(complete),
         *([SYNTHETIC_NOTE] if any(run.info.synthetic for run in complete) else []),
     ]
@@ -71,8 +71,8 @@ def notes_of(complete: Sequence[Results], metric: str, rows: Sequence[Row]) -> l
 
 
 def comparison_findings(
-    runs: Sequence[Results],
-    complete: Sequence[Results],
+    runs: Sequence[RunResults],
+    complete: Sequence[RunResults],
     rows: Sequence[Row],
     metric: str,
     reference: str,
@@ -88,7 +88,7 @@ def comparison_findings(
         reference: label of the row that other rows are compared with.
         differences: differences of the other rows to the reference.
     """
-    name, primary = in_words(metric) + rests_on(complete[0], metric), metric == complete[0].info.primary_metric
+    name, primary = spell_metric(metric) + rests_on(complete[0], metric), metric == complete[0].info.primary_metric
     row = next(row for row in rows if row.label == reference)
     sites = {site for other in rows for values in other.values for site in values}
     everywhere = _places(rows, lambda run: [""])[""]
@@ -126,7 +126,7 @@ def comparison_findings(
     return ordered([*findings, *steps])
 
 
-def _places(rows: Sequence[Row], texts_of: Callable[[Results], Iterable[str]]) -> dict[str, str]:
+def _places(rows: Sequence[Row], texts_of: Callable[[RunResults], Iterable[str]]) -> dict[str, str]:
     """Return texts about runs, and in how many runs of which rows each holds: ``2 of 3 runs of fed_avg``."""
     counts = {row.label: Counter(text for run in row.runs for text in texts_of(run)) for row in rows}
     return {
@@ -138,7 +138,9 @@ def _places(rows: Sequence[Row], texts_of: Callable[[Results], Iterable[str]]) -
     }  # fmt: skip
 
 
-def _counted(rows: Sequence[Row], kind: str, head: str, texts_of: Callable[[Results], Iterable[str]]) -> list[Finding]:
+def _counted(
+    rows: Sequence[Row], kind: str, head: str, texts_of: Callable[[RunResults], Iterable[str]]
+) -> list[Finding]:
     """Return a finding with the texts that hold of some runs, those of the same runs together; none for no text."""
     texts = gathered((place, text) for text, place in _places(rows, texts_of).items())
     places = listed((f"{listed(of_place)} (in {place})" for place, of_place in texts.items()), "; ")
@@ -152,8 +154,8 @@ def _apart(test: Inequality) -> list[str]:
 
 
 def _missing_runs(
-    runs: Sequence[Results],
-    complete: Sequence[Results],
+    runs: Sequence[RunResults],
+    complete: Sequence[RunResults],
     rows: Sequence[Row],
     reference: str,
 ) -> list[str]:
@@ -162,7 +164,9 @@ def _missing_runs(
     repeats, differing = len(runs) - len(unfinished) - len(complete), _differing_conditions(complete)
     why = listed((f"{label_and_start(run)}: {printable(run.reason or run.status, MOST)}" for run in unfinished), "; ")
     seeds = {row.label: {run.info.config.get("seed") for run in row.runs} - {None} for row in rows}
-    sites = {row.label: {site for site in row.values[0] if math.isfinite(row.at(site).mean)} for row in rows}
+    sites = {
+        row.label: {site for site in row.values[0] if math.isfinite(row.summarise_site(site).mean)} for row in rows
+    }
     at_other_seeds = [label for label, own in seeds.items() if label != reference and not own & seeds[reference]]
     at_other_sites = [label for label, own in sites.items() if label != reference and not own & sites[reference]]
     return true_texts({
@@ -196,7 +200,7 @@ def _verdicts(differences: Sequence[Difference], reference: str) -> Iterator[Fin
     for head, (kind, chosen) in every.items():
         if chosen:
             figures = [{"label": d.label, "measure": d.measure, "mean": d.mean} for d in chosen]
-            yield Finding(kind, f"{head}: {_in_words(chosen)}.", {"differences": figures})
+            yield Finding(kind, f"{head}: {_describe_differences(chosen)}.", {"differences": figures})
     if totals and not fairer:
         unknown = f"Whether a method is fairer than {reference} cannot be said of these runs"
         text = first_of({
@@ -210,15 +214,15 @@ def _verdicts(differences: Sequence[Difference], reference: str) -> Iterator[Fin
         yield Finding(CHANCE, text, {"reference": reference})
 
 
-def _in_words(differences: Iterable[Difference]) -> str:
+def _describe_differences(differences: Iterable[Difference]) -> str:
     return listed(f"{d.label} ({d.measure} {interval(d.low, d.high, d.mean)})" for d in differences)
 
 
-def _people(rows: Mapping[str, Sequence[Results]], reference: str) -> Iterator[Finding]:
+def _people(rows: Mapping[str, Sequence[RunResults]], reference: str) -> Iterator[Finding]:
     """Yield findings on gaps between groups of people over the seeds, and on methods with smaller or larger ones."""
     values, differ = judged(rows, reference)
     for attribute in dict.fromkeys(key[1] for key in values):
-        intervals = {key: over_seeds([*by_seed.values()]) for key, by_seed in values.items()
+        intervals = {key: average_seeds([*by_seed.values()]) for key, by_seed in values.items()
                      if key[1] == attribute and not key[2].startswith(EQUITY)}  # fmt: skip
         beyond = [
             f"{gap_label(key[2])} {number(spread([one.value for one in values[key].values()]).mean)} {interval(*ends)} "
@@ -237,7 +241,9 @@ def _people(rows: Mapping[str, Sequence[Results]], reference: str) -> Iterator[F
             yield Finding(BEYOND if beyond else CHANCE, text, {"attribute": attribute, "gaps": figures})
     for verdict in (BETTER, WORSE):
         if chosen := [d for d in differ.values() if d.verdict == verdict]:
-            text = f"Between groups of people {verdict} than {reference}, beyond noise: {_in_words(chosen)}."
+            text = (
+                f"Between groups of people {verdict} than {reference}, beyond noise: {_describe_differences(chosen)}."
+            )
             yield Finding(BEYOND, text, {"verdict": verdict, "labels": [d.label for d in chosen]})
 
 
@@ -257,7 +263,7 @@ def _last_site(row: Row, metric: str) -> list[Finding]:
 # ------------------------------------------------------------------------------------------------ notes
 
 
-def _by_chance(rows: Sequence[Row], metric: str) -> list[str]:
+def _note_chance(rows: Sequence[Row], metric: str) -> list[str]:
     """Return a note with each row's spread that equally good sites would have, and what it comes from."""
     tests = {row.label: [test for run in row.runs if (test := tested(run, metric))] for row in rows}
     spreads = [
@@ -267,7 +273,7 @@ def _by_chance(rows: Sequence[Row], metric: str) -> list[str]:
     return [f"Standard deviation between equally good sites: {'; '.join(spreads)}."] if spreads else []
 
 
-def _faults(runs: Sequence[Results]) -> list[str]:
+def _faults(runs: Sequence[RunResults]) -> list[str]:
     """Return a line for each sign that a row's method had no effect, with the number of its runs that show the sign."""
     of_row = Counter(map(label_of, runs))
     kinds = ((label_of(run), {w.kind for record in run.rounds for w in record.warnings}) for run in runs)
@@ -275,13 +281,13 @@ def _faults(runs: Sequence[Results]) -> list[str]:
     return [f"{label}: {kind} (in {n} of its {of_row[label]} runs)." for (label, kind), n in found.items()]
 
 
-def _by_setting(runs: Sequence[Results]) -> list[str]:
+def _list_settings(runs: Sequence[RunResults]) -> list[str]:
     """Return a line for each row, with those of its task's settings in which rows differ."""
     rows = gathered((label_of(run), run) for run in runs)
     return [printable(f"  {label}: {setting_difference(own[0], runs, 'task.')}", MOST) for label, own in rows.items()]
 
 
-def _differing_conditions(complete: Sequence[Results]) -> list[str]:
+def _differing_conditions(complete: Sequence[RunResults]) -> list[str]:
     """Return the facts that must be equal in runs of different methods, and that differ between these runs."""
     conditions = [_conditions(run) for run in complete]
     values = {what: {json.dumps(one[what], sort_keys=True) for one in conditions} for what in conditions[0]}
@@ -289,7 +295,7 @@ def _differing_conditions(complete: Sequence[Results]) -> list[str]:
     return [what for what, found in values.items() if len(found) > 1]
 
 
-def _conditions(run: Results) -> dict[str, Any]:
+def _conditions(run: RunResults) -> dict[str, Any]:
     """Return the facts about a run that must be equal in runs of different methods, so that they can be compared."""
     return {
         "their sites": run.info.sites,

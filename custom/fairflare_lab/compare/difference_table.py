@@ -60,13 +60,13 @@ def difference_table(
         style: ``text``, ``markdown`` or ``csv``.
         width: largest width of the text.
     """
-    shown = [d for d in found if style == "csv" or d.measure in MEASURES or d.of_given]
+    shown = [d for d in found if style == "csv" or d.measure in MEASURES or d.tests_given_models]
     return printed([table_of_differences(shown, reference)], notes_of_differences(found, reference), style, width)
 
 
 def notes_of_differences(found: Sequence[Difference], reference: str) -> list[str]:
     """Return sentences on how to read a table of differences: what is paired, then what the verdicts mean."""
-    paired = "site" if all(d.of_given for d in found) else "seed and site"
+    paired = "site" if all(d.tests_given_models for d in found) else "seed and site"
     return [f"Differences to {reference}, paired by {paired}: mean [95 % interval{interval_of(found)}].", LEGEND]
 
 
@@ -82,7 +82,8 @@ def interval_of(found: Sequence[Difference]) -> str:
     counts = sorted({count for _, count in units.values() if count is not None})
     many = f", {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} a site" if counts else ""
     some = "" if all(with_units) else "of some rows also "
-    return f" over {'' if all(d.of_given for d in of) else 'the seeds and '}{some}the test {what} (bootstrap{many})"
+    seeds = "" if all(d.tests_given_models for d in of) else "the seeds and "
+    return f" over {seeds}{some}the test {what} (bootstrap{many})"
 
 
 def _p(value: float) -> str:

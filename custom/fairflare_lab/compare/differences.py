@@ -13,10 +13,10 @@ import numpy as np
 from fairflare.base import checks
 from fairflare.base.checks import first_of
 from fairflare.core.statistics.intervals import FEW, LEVEL, holm
-from fairflare.reporting.documents import Results
-from fairflare.reporting.values import by_site_of, linked
+from fairflare.reporting.documents import RunResults
+from fairflare.reporting.values import collect_by_site, linked
 from fairflare_lab.compare.runs import VALUE, Array, Contrast, Runs, Units, draws_of
-from fairflare_lab.statistics.seed_intervals import Estimate, of_sites
+from fairflare_lab.statistics.seed_intervals import Estimate, aggregate_sites
 
 #: Measures over a run's sites; higher is better for each except the standard deviation (reversed for a loss).
 MEASURES = ("average", "std", "worst")
@@ -74,12 +74,12 @@ class Difference:
     of: Estimate | None = field(default=None, repr=False)
 
     @property
-    def of_few(self) -> list[str]:
+    def sparse_sites(self) -> list[str]:
         """Return the sites with too few test cases (below :data:`FEW`) to tell how their choice moves a difference."""
         return [site for site, (_, count) in self.units.items() if count is not None and count < FEW]
 
     @property
-    def of_given(self) -> bool:
+    def tests_given_models(self) -> bool:
         """Return whether models were given, not trained, so that values vary only with the choice of test patients."""
         return self.of is not None and len(self.values) == 1
 
@@ -112,7 +112,7 @@ def paired(
         low, high, NOISE,
         math.sqrt(found.shared), p, p, float(of.smallest()), of=of, **about,
     )  # fmt: skip
-    if difference.of_few:
+    if difference.sparse_sites:
         difference = replace(difference, p=nan, p_holm=nan, smallest=nan)
     return replace(difference, verdict=_verdict(difference))
 
@@ -146,7 +146,7 @@ def corrected(found: Sequence[Difference]) -> list[Difference]:
 
 
 def differences_of(
-    rows: Mapping[str, Sequence[Results]], reference: str, metric: str, higher: bool
+    rows: Mapping[str, Sequence[RunResults]], reference: str, metric: str, higher: bool
 ) -> list[Difference]:
     """Compare every other row with ``reference``: average, standard deviation and worst of the sites, and each site.
 
@@ -162,17 +162,17 @@ def differences_of(
     Raises:
         ValueError: two runs of a row have the same seed, or a run has no seed.
     """
-    by_seed = {label: _by_seed(label, runs) for label, runs in rows.items()}
+    by_seed = {label: _split_seeds(label, runs) for label, runs in rows.items()}
     found = []
     for label, own in by_seed.items():
         pairs = {seed: (own[seed], by_seed[reference][seed]) for seed in sorted({*own} & {*by_seed[reference]})}
         if label != reference and pairs:
-            found += _against(label, reference, pairs, metric, higher)
+            found += _compare_row(label, reference, pairs, metric, higher)
     return corrected(found)
 
 
-def _by_seed(label: str, runs: Sequence[Results]) -> dict[int, Results]:
-    found: dict[int, Results] = {}
+def _split_seeds(label: str, runs: Sequence[RunResults]) -> dict[int, RunResults]:
+    found: dict[int, RunResults] = {}
     for run in runs:
         seed = run.info.config.get("seed")
         if seed is None:
@@ -183,20 +183,20 @@ def _by_seed(label: str, runs: Sequence[Results]) -> dict[int, Results]:
     return found
 
 
-def _against(
-    label: str, reference: str, pairs: Mapping[int, tuple[Results, Results]], metric: str, higher: bool
+def _compare_row(
+    label: str, reference: str, pairs: Mapping[int, tuple[RunResults, RunResults]], metric: str, higher: bool
 ) -> list[Difference]:
     """Return the differences of one row to the reference, over the sites that have a value in both runs of a seed."""
     rows: list[dict[int, Any]] = [{}, {}]  # of the row, then of the reference
     lacking: dict[str, str] = {}
     for seed, pair in pairs.items():
-        both = [by_site_of(run, metric) for run in pair]
+        both = [collect_by_site(run, metric) for run in pair]
         have = [{site for site, value in of.items() if math.isfinite(value)} for of in both]
         lacking |= dict.fromkeys(sorted(have[0] - have[1]), reference)
         lacking |= dict.fromkeys(sorted(have[1] - have[0]), label)
         for row, run, values in zip(rows, pair, both, strict=True):
             row[seed] = {site: (values[site], draws_of(run, site, metric)) for site in have[0] & have[1]}
-    runs = Runs.of(rows)
+    runs = Runs.stack(rows)
     if not runs.sites:
         return []
     largest = float(np.nanmax(np.abs(runs.values[..., VALUE])))
@@ -206,10 +206,10 @@ def _against(
     measures = MEASURES if linked(first, metric) else MEASURES[:1]
     for name in (*measures, *runs.sites):
         total, half = name in MEASURES, 2 if name == "std" else 1
-        over = runs if total else runs.at(name)
+        over = runs if total else runs.select_site(name)
 
         def figure(values: Array, measure: str = name if total else MEASURES[0]) -> Array:
-            own, other = of_sites(values, higher, 2, np.isfinite(values[..., :1]))[measure]
+            own, other = aggregate_sites(values, higher, 2, np.isfinite(values[..., :1]))[measure]
             return np.asarray(own - other)
 
         contrast = over.contrast(figure)

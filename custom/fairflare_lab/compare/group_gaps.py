@@ -16,8 +16,17 @@ from fairflare.core.statistics.group_intervals import GAPS
 from fairflare.core.statistics.group_metrics import SCALED, WITHIN
 from fairflare.core.statistics.group_sums import FOLDS, IMAGES
 from fairflare.core.statistics.intervals import FEW, LEVEL, degrees_of_folds, rescale_folds
-from fairflare.reporting.documents import Results, as_json
-from fairflare.reporting.groups import EQUITY, PARTS, POOLED, UNKNOWN, attributes_of, by_group, gaps_at, groups_at
+from fairflare.reporting.documents import RunResults, encode_value
+from fairflare.reporting.groups import (
+    EQUITY,
+    PARTS,
+    POOLED,
+    UNKNOWN,
+    attributes_of,
+    gaps_at,
+    groups_at,
+    summarise_groups,
+)
 from fairflare.reporting.layout import MISSING, Shown, Table, interval, listed, p_value, printed, spread
 from fairflare.reporting.layout import Cell as Entry
 from fairflare.reporting.values import label_of
@@ -26,7 +35,7 @@ from fairflare_lab.compare.left_out import Unseen
 from fairflare_lab.compare.runs import Contrast
 from fairflare_lab.statistics.seed_intervals import estimate
 
-Run = Results
+Run = RunResults
 Ends: TypeAlias = tuple[float, float]
 Key: TypeAlias = tuple[str, str, str]  # label, attribute, measure
 
@@ -86,7 +95,7 @@ def gap_table(rows: Mapping[str, Sequence[Run]], reference: str) -> Table:
     for key in order:
         label, attribute, measure = key
         found = list(values[key].values())
-        ends = over_seeds(found)
+        ends = average_seeds(found)
         gaps = spread([of.value for of in found])
         body.append([
             measure, attribute, label, len(found), gaps, Shown(interval(*ends), ends), *_entries(differ.get(key)),
@@ -165,7 +174,7 @@ def gaps_in_words(
     return printed([gap_table(rows, reference)], [*more, *notes_of_gaps(rows, reference)], style, width)
 
 
-def of_left_out(found: Sequence[tuple[Run, Unseen]]) -> dict[str, list[Run]]:
+def collect_left_out(found: Sequence[tuple[Run, Unseen]]) -> dict[str, list[Run]]:
     """Return groups of people at left-out sites as rows for :func:`gap_table`; empty if no run asked for groups.
 
     A row has a document for each seed that has all left-out sites, with the sums of these sites together, each by the
@@ -177,9 +186,9 @@ def of_left_out(found: Sequence[tuple[Run, Unseen]]) -> dict[str, list[Run]]:
     for (label, seed), each in sorted(by_seed.items(), key=lambda one: one[0][1]):
         sums = {unseen.site: _arrays(unseen.groups) for _, unseen in each}
         if {*sums} == sites and all(sums.values()):
-            cells, vectors = by_group(sums, {unseen.site: unseen.groups_kept for _, unseen in each})
+            cells, vectors = summarise_groups(sums, {unseen.site: unseen.groups_kept for _, unseen in each})
             found_of_seed = {"info": {"seed": seed, "label": label}, "cells": cells, "vectors": vectors}
-            rows.setdefault(label, []).append(Results.model_validate(as_json(found_of_seed, "groups")))
+            rows.setdefault(label, []).append(RunResults.model_validate(encode_value(found_of_seed, "groups")))
     return rows
 
 
@@ -187,7 +196,7 @@ def _arrays(told: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     return {name: {kind: np.array(values, float) for kind, values in of.items()} for name, of in told.items()}
 
 
-def over_seeds(found: Sequence[Value]) -> Ends:
+def average_seeds(found: Sequence[Value]) -> Ends:
     """Return the interval of a gap's mean over the seeds; NaN if the gap is known at no seed.
 
     All seeds are tested on the same cases, so more seeds do not reduce the scatter over cases. Therefore the mean
@@ -229,7 +238,7 @@ def _contrast(pairs: Mapping[int, tuple[Value, Value]]) -> Contrast:
     if all(len(of.without) == FOLDS for of in both):
         drawn = np.stack([rescale_folds(own.without) - rescale_folds(other.without) for own, other in pairs.values()])
         # So few parts do not show how skewed the mean is.
-        return Contrast.drawn(differ, drawn, degrees_of_folds(FOLDS, fewest))._replace(skew=0.0)
+        return Contrast.measure(differ, drawn, degrees_of_folds(FOLDS, fewest))._replace(skew=0.0)
     halves = [[np.abs(of.value - np.array(of.ends)).max() for of in pair] for pair in pairs.values()]
     shared = float(np.square(halves).sum(1).mean()) / NormalDist().inv_cdf((1 + LEVEL) / 2) ** 2
     return Contrast(differ, shared, fewest - 1)

@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairflare.base.checks import gathered, true_texts
-from fairflare.reporting.documents import Results
+from fairflare.reporting.documents import RunResults
 from fairflare.reporting.layout import MISSING, Spread, Table, printed
-from fairflare.reporting.values import by_site_of, label_of
+from fairflare.reporting.values import collect_by_site, label_of
 from fairflare_lab.compare.rows import complete_runs, row_of
 
 
 def paper_table(
     title: str,
     columns: Sequence[Mapping[str, Any]],
-    runs: Sequence[Results],
+    runs: Sequence[RunResults],
     *,
     style: str = "text",
     width: int | None = None,
@@ -48,7 +48,7 @@ def paper_table(
             (
                 name
                 for name in wanted
-                if any(math.isfinite(v) for run in complete for v in by_site_of(run, name).values())
+                if any(math.isfinite(v) for run in complete for v in collect_by_site(run, name).values())
             ),
             None,
         )
@@ -61,7 +61,7 @@ def paper_table(
         pooled = last and column.get("last", False)
         rows = [row_of(label, of_row, metric, pooled) for label, of_row in by_label.items()]
         for name in dict.fromkeys(site for row in rows for site in row.values[0]) if column["of"] == "site" else [""]:
-            cells = [_cell(row.at(name) if name else row.over(column["of"])) for row in rows]
+            cells = [_cell(row.summarise_site(name) if name else row.summarise(column["of"])) for row in rows]
             table[column["title"].replace("{site}", name)] = cells
             if metric.startswith("global/"):
                 personal |= {label: None for label, cell in zip(by_label, cells, strict=True) if cell == MISSING}

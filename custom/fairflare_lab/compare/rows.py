@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fairflare.base.checks import gathered
-from fairflare.base.settings import by_name
+from fairflare.base.settings import flatten
 from fairflare.core.cells import SUPPRESSED
 from fairflare.core.fairness import FairnessSummary, summarize
-from fairflare.reporting.documents import Results
+from fairflare.reporting.documents import RunResults
 from fairflare.reporting.layout import Cell, Spread, spread
 from fairflare.reporting.values import (
-    by_site_of,
+    collect_by_site,
     direction_of,
     global_metrics,
     global_values,
@@ -44,18 +44,18 @@ class Row:
     """
 
     label: str
-    runs: list[Results]
+    runs: list[RunResults]
     values: list[dict[str, float]] = field(default_factory=list)
     summaries: list[FairnessSummary] = field(default_factory=list)
     settings: str = ""
     measured: str = ""
     of_all: dict[str, list[float]] = field(default_factory=dict)
 
-    def at(self, site: str) -> Spread:
+    def summarise_site(self, site: str) -> Spread:
         """Return mean and standard deviation of a site's values over the row's models."""
         return spread([values.get(site, math.nan) for values in self.values])
 
-    def over(self, attribute: str) -> Spread:
+    def summarise(self, attribute: str) -> Spread:
         """Return mean and standard deviation, over the models, of a figure over the sites such as ``std``."""
         return spread([getattr(summary, attribute) for summary in self.summaries])
 
@@ -66,17 +66,17 @@ class Row:
 
     def cell(self, site: str) -> Cell:
         """Return a cell with mean and deviation of a site's values, or the word for values that the site withholds."""
-        found = self.at(site)
+        found = self.summarise_site(site)
         return SUPPRESSED if math.isnan(found.mean) and site in self.suppressed else found
 
 
-def complete_runs(runs: Sequence[Results]) -> list[Results]:
+def complete_runs(runs: Sequence[RunResults]) -> list[RunResults]:
     """Return the runs that completed; a run that is given twice (by its folder and its file, or a copy) counts once.
 
     Raises:
         ValueError: no run completed.
     """
-    found: dict[str, Results] = {}
+    found: dict[str, RunResults] = {}
     for run in runs:
         if run.status == "completed":
             found.setdefault(
@@ -87,7 +87,7 @@ def complete_runs(runs: Sequence[Results]) -> list[Results]:
     return list(found.values())
 
 
-def rows_of(runs: Sequence[Results], metric: str) -> list[Row]:
+def rows_of(runs: Sequence[RunResults], metric: str) -> list[Row]:
     """Return rows of runs that differ only in the seed.
 
     Raises:
@@ -110,7 +110,7 @@ def rows_of(runs: Sequence[Results], metric: str) -> list[Row]:
     return rows
 
 
-def row_of(label: str, runs: Sequence[Results], metric: str, last: bool = False) -> Row:
+def row_of(label: str, runs: Sequence[RunResults], metric: str, last: bool = False) -> Row:
     """Return a row of the given runs; ``last``: with values of each of their last models."""
     tested = [(run, by_site) for run in runs for by_site in measured(run, metric, last=last)]
     higher = direction_of(runs[0], metric)
@@ -122,8 +122,8 @@ def row_of(label: str, runs: Sequence[Results], metric: str, last: bool = False)
     return Row(label, list(runs), [by_site for _, by_site in tested], summaries, measured=which)
 
 
-def _check_metric(run: Results, metric: str) -> None:
-    if not all(math.isnan(value) for value in by_site_of(run, metric).values()):
+def _check_metric(run: RunResults, metric: str) -> None:
+    if not all(math.isnan(value) for value in collect_by_site(run, metric).values()):
         return
     known, kept = sorted(site_columns(run)), sorted(suppressed_of(run, metric))
     why = f", at {', '.join(f'{site} ({missing_reason(run, metric, site)})' for site in kept)}"
@@ -134,20 +134,20 @@ def _check_metric(run: Results, metric: str) -> None:
     raise ValueError(f"the run {named(run)} has no test results for metric {metric!r}{why if kept else other}")
 
 
-def named(run: Results) -> str:
+def named(run: RunResults) -> str:
     """Return words that identify a run for its user: label, time of its start, and seed."""
     begun = f", begun {run.started[:19]}" if run.started else ""
     return f"{label_of(run)!r}{begun}" + ("" if run.info.seed is None else f", seed {run.info.seed}")
 
 
-def settings_of(run: Results) -> dict[str, Any]:
+def settings_of(run: RunResults) -> dict[str, Any]:
     """Return all settings of a run except the seed, by names such as ``rule.q``."""
-    found = by_name({name: value for name, value in run.info.config.items() if name != "seed"})
+    found = flatten({name: value for name, value in run.info.config.items() if name != "seed"})
     found.pop("task.path", None)  # the same file has another module name in a job
     return found
 
 
-def setting_difference(run: Results, alike: Sequence[Results], start: str = "") -> str:
+def setting_difference(run: RunResults, alike: Sequence[RunResults], start: str = "") -> str:
     """Return in words the settings of ``run`` that differ between the runs of ``alike``; at most six.
 
     ``start``: beginning of the names of the settings that are meant.

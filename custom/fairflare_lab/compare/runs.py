@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fairflare.base.cases.resampling import UNITS
 from fairflare.core.statistics.intervals import LEAST, degrees, skewness, widened
-from fairflare.reporting.documents import Results
+from fairflare.reporting.documents import RunResults
 from fairflare_lab.statistics.seed_intervals import Estimate, estimate, shared_variance
 
 VALUE, DRAWS = 0, slice(1, None)  # indices of the last axis of a value array
@@ -41,7 +41,7 @@ class Contrast(NamedTuple):
     skew: float = 0.0
 
     @classmethod
-    def drawn(cls, values: Mapping[int, float], drawn: Array, df: float) -> Contrast:
+    def measure(cls, values: Mapping[int, float], drawn: Array, df: float) -> Contrast:
         """Return a figure with its variance over ``drawn`` (seeds, draws); NaN variance if too few draws are finite."""
         usable = drawn[:, np.isfinite(drawn).all(0)]
         if usable.shape[1] < LEAST:
@@ -70,7 +70,7 @@ class Runs:
     units: Mapping[str, Units]
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> Runs:
+    def stack(cls, rows: Sequence[Row]) -> Runs:
         """Stack rows in an array; draws of a site with one patient, or with different draws by run, are not used."""
         seeds = sorted({seed for row in rows for seed in row})
         sites = sorted({site for row in rows for by_site in row.values() for site in by_site})
@@ -94,7 +94,7 @@ class Runs:
         values[..., DRAWS] = widened(values[..., VALUE], values[..., DRAWS], counts)
         return cls(values, seeds, sites, units)
 
-    def at(self, site: str) -> Runs:
+    def select_site(self, site: str) -> Runs:
         """Return the same runs with the values of a single site only."""
         rank = self.sites.index(site)
         units = {site: self.units[site]} if site in self.units else {}
@@ -113,11 +113,11 @@ class Runs:
             return Contrast(values)
         drawn, counts, parts = figures[has][:, DRAWS], [self.units[site][1] or math.inf for site in self.sites], [1.0]
         if len(self.sites) > 1:
-            by_site = [_quiet(figure, self._of_site(rank)) for rank in range(len(self.sites))]
+            by_site = [_quiet(figure, self._draw_site(rank)) for rank in range(len(self.sites))]
             parts = [float(np.nanvar(one[has][:, DRAWS].mean(0))) for one in by_site]
-        return Contrast.drawn(values, drawn, float(degrees(parts, counts, drawn.shape[1])))
+        return Contrast.measure(values, drawn, float(degrees(parts, counts, drawn.shape[1])))
 
-    def _of_site(self, rank: int) -> Array:
+    def _draw_site(self, rank: int) -> Array:
         """Return the values with draws of one site, and with measured values in place of the other sites' draws."""
         return np.where((np.arange(len(self.sites)) == rank)[:, None], self.values, self.values[..., :1])
 
@@ -136,7 +136,7 @@ def _entries(rows: Sequence[Row]) -> Iterator[tuple[int, int, str, float, Draws 
                 yield rank, seed, site, value, draws
 
 
-def draws_of(run: Results, site: str, metric: str) -> Draws | None:
+def draws_of(run: RunResults, site: str, metric: str) -> Draws | None:
     """Return a site's values of a metric on its draws, with the draws' unit; ``None`` for no draws of this metric."""
     drawn = next((v for v in run.vectors if v.site == site and v.metric == metric and v.unit in UNITS), None)
     if drawn is None:

@@ -11,9 +11,9 @@ import numpy as np
 
 from fairflare.base.checks import gathered, true_texts
 from fairflare.core.statistics.intervals import ROUNDING
-from fairflare.reporting.documents import Results
+from fairflare.reporting.documents import RunResults
 from fairflare.reporting.layout import Cell, Shown, Spread, Table, interval, listed, printed, spread
-from fairflare.reporting.values import by_site_of, direction_of, in_words, label_of, metrics_of
+from fairflare.reporting.values import collect_by_site, direction_of, label_of, metrics_of, spell_metric
 from fairflare_lab.compare.left_out import Unseen
 from fairflare_lab.compare.runs import Array, Contrast, Draws, Figure, Runs, draws_of
 
@@ -22,7 +22,7 @@ FIGURES = (
     "seen", "unseen", "unseen 95 %", "worst", "gap", "gap 95 %", "adapted", "gain", "gain 95 %",
 )  # fmt: skip
 NOT_SURE = "none, as neither seeds nor draws of test cases scatter"
-Pair: TypeAlias = tuple[Results, Unseen]  # a run's document, and its test at the site that was left out
+Pair: TypeAlias = tuple[RunResults, Unseen]  # a run's document, and its test at the site that was left out
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class UnseenSites:
     sites: list[str]
     rows: list[UnseenRow]
     notes: list[str]
-    runs: list[Results]
+    runs: list[RunResults]
 
 
 def unseen_of(found: Sequence[Pair], metric: str | None = None) -> UnseenSites:
@@ -92,7 +92,7 @@ def unseen_of(found: Sequence[Pair], metric: str | None = None) -> UnseenSites:
         if lacking := sorted(seed for seed, by in by_seed.items() if len(by) < len(sites)):
             notes.append(f"{label}: seeds {', '.join(map(str, lacking))} lack runs: in the sites' columns only.")
         notes += [f"{label} {text}." for text in nothing_anywhere(rows[-1], chosen, higher)]
-        notes += _in_words(rows[-1])
+        notes += _note_usable(rows[-1])
     return UnseenSites(chosen, higher, sites, rows, notes, [run for run, _ in found])
 
 
@@ -101,7 +101,7 @@ def nothing_anywhere(row: UnseenRow, metric: str, higher: bool) -> list[str]:
     seen, unseen = row.figures["seen"].mean, row.figures["unseen"].mean
     where = ", trained at or not" if unseen == 0 else " that trained"
     nothing = higher and seen == 0 and not unseen > 0
-    return [f"learnt nothing: {in_words(metric)} is 0 at every site{where}"] if nothing else []
+    return [f"learnt nothing: {spell_metric(metric)} is 0 at every site{where}"] if nothing else []
 
 
 def _row(
@@ -117,8 +117,8 @@ def _row(
     over = [f"{len(whole)} seeds"] if len(known.values) > 1 else []
     over += [f"the test {drawn}"] if math.isfinite(known.shared) else []
 
-    def at(kind: str, by: Mapping[str, Pair]) -> list[float]:
-        return [_left_out(by[site], kind, metric)[0] for site in sites if site in by]
+    def read_values(kind: str, by: Mapping[str, Pair]) -> list[float]:
+        return [_read_left_out(by[site], kind, metric)[0] for site in sites if site in by]
 
     figures = {name: spread([*of.values.values()]) for name, of in contrasts.items()}
     ways: dict[str, tuple[str, Callable[[list[float]], Any]]] = {
@@ -126,11 +126,12 @@ def _row(
         "adapted": ("adapted", np.mean),
     }
     figures |= {
-        name: spread([float(figure(at(kind, by))) for by in whole.values()]) for name, (kind, figure) in ways.items()
+        name: spread([float(figure(read_values(kind, by))) for by in whole.values()])
+        for name, (kind, figure) in ways.items()
     }
     return UnseenRow(
         label, len(by_seed), figures,
-        each={site: spread([_left_out(pair, "metrics", metric)[0] for pair in every if pair[1].site == site])
+        each={site: spread([_read_left_out(pair, "metrics", metric)[0] for pair in every if pair[1].site == site])
               for site in sites},
         sure=sure, over=" and ".join(over) + " of one seed" * (len(known.values) == 1),
         personal=any(run.info.measured == "personal" for run, _ in every),
@@ -150,14 +151,14 @@ def _contrasts(
     if not whole:
         return dict.fromkeys(("seen", "unseen", "gap", "gain"), Contrast({})), ""
     left_out, adapted = (
-        [{seed: {site: _left_out(by[site], kind, metric)} for seed, by in whole.items()} for site in sites]
+        [{seed: {site: _read_left_out(by[site], kind, metric)} for seed, by in whole.items()} for site in sites]
         for kind in ("metrics", "adapted")
     )
-    runs = Runs.of(
+    runs = Runs.stack(
         [{seed: _trained(by[site][0], metric) | row[seed] for seed, by in whole.items()}
          for site, row in zip(sites, left_out, strict=True)]
     )  # fmt: skip
-    both = Runs.of([*left_out, *adapted])
+    both = Runs.stack([*left_out, *adapted])
     models = range(len(sites))
 
     def own(values: Array, names: Sequence[str] = runs.sites) -> Array:
@@ -180,13 +181,13 @@ def _contrasts(
     return {name: of.contrast(figure) for name, (of, figure) in figures.items()}, " or ".join(kinds)
 
 
-def _trained(run: Results, metric: str) -> dict[str, tuple[float, Draws | None]]:
+def _trained(run: RunResults, metric: str) -> dict[str, tuple[float, Draws | None]]:
     """Return a run's values and draws of a metric at its own sites, without sites that have no value."""
-    by_site = by_site_of(run, metric)
+    by_site = collect_by_site(run, metric)
     return {site: (value, draws_of(run, site, metric)) for site, value in by_site.items() if math.isfinite(value)}
 
 
-def _left_out(pair: Pair, kind: str, metric: str) -> tuple[float, Draws | None]:
+def _read_left_out(pair: Pair, kind: str, metric: str) -> tuple[float, Draws | None]:
     """Return value and draws of a model at its left-out site; ``kind``: ``metrics`` or ``adapted``."""
     run, unseen = pair
     value = getattr(unseen, kind).get(metric)
@@ -206,7 +207,7 @@ def _certainty(found: Contrast) -> Certainty:
     return Certainty(mean, *map(float, of.ends)) if of.error > ROUNDING else Certainty(mean)
 
 
-def _in_words(row: UnseenRow) -> list[str]:
+def _note_usable(row: UnseenRow) -> list[str]:
     """Return notes on which of a method's models an unseen site can use."""
     models = true_texts({
         "an unseen site gets the common weights with norm statistics of its own images (adapted)": (

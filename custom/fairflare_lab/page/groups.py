@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from fairflare.core.cells import Cell
 from fairflare.core.statistics.group_metrics import SCALED
 from fairflare.core.statistics.group_sums import IMAGES
-from fairflare.reporting.documents import Results
+from fairflare.reporting.documents import RunResults
 from fairflare.reporting.groups import POOLED, UNKNOWN, attributes_of, group_notes, group_tables, groups_at
 from fairflare.reporting.layout import Table
-from fairflare.reporting.values import in_words, sentence
+from fairflare.reporting.values import sentence, spell_metric
 from fairflare_lab.compare.group_gaps import gap_table, notes_of_gaps
 from fairflare_lab.page.content import NOTHING, Picture, Section
 from fairflare_lab.page.material import Material, name_of
@@ -43,7 +43,7 @@ def groups(material: Material) -> Section:
     return Section("groups", "Groups of people", notes, [*pictures, *gaps, *tables])
 
 
-def picture_of(run: Results, attribute: str, synthetic: bool, whose: str) -> Picture:
+def picture_of(run: RunResults, attribute: str, synthetic: bool, whose: str) -> Picture:
     """Return a picture of the metric of each group of an attribute at every site.
 
     Args:
@@ -60,8 +60,8 @@ def picture_of(run: Results, attribute: str, synthetic: bool, whose: str) -> Pic
         for group in found[""] if group not in ("", UNKNOWN)
     }  # fmt: skip
     draw = partial(
-        chart, partial(_dots, cells), 2.6, f"{sentence(in_words(metric))} of each group of {attribute}",
-        synthetic, count=len(cells), grid="y", ylabel=in_words(metric),
+        chart, partial(_dots, cells), 2.6, f"{sentence(spell_metric(metric))} of each group of {attribute}",
+        synthetic, count=len(cells), grid="y", ylabel=spell_metric(metric),
     )  # fmt: skip
     return Picture(f"groups_of_{attribute}", draw, whose + MARKS)
 

@@ -52,7 +52,7 @@ def frame(values: Iterable[Sequence[Any]]) -> pd.DataFrame:
     return pd.DataFrame(list(values), columns=COLUMNS, dtype=object)
 
 
-def by_site(material: Material, of: Callable[[RoundRecord], Mapping[str, Any]]) -> pd.DataFrame:
+def collect_values(material: Material, of: Callable[[RoundRecord], Mapping[str, Any]]) -> pd.DataFrame:
     """Return a long table of the values by site that ``of`` returns for each round of each run, without ``None``."""
     values = (
         (row.label, site, record.current_round, value)
@@ -164,8 +164,8 @@ def site_parts(
 ) -> list[Picture | Table]:  # fmt: skip
     """Return a picture and a table of a value that every site has in every round; empty for no values.
 
-    ``found`` is a long table from :func:`by_site`, and ``names`` what the table has in place of the numbers along
-    which the lines go; the other arguments are those of :func:`lines`.
+    ``found`` is a long table from :func:`collect_values`, and ``names`` what the table has in place of the numbers
+    along which the lines go; the other arguments are those of :func:`lines`.
     """
     panels = panels_of(found, material.sites)
     rows: list[list[Cell]] = [

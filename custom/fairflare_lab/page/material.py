@@ -10,20 +10,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fairflare.reporting.documents import Results
+from fairflare.reporting.documents import RunResults
 from fairflare.reporting.findings import run_findings
-from fairflare.reporting.layout import in_order
+from fairflare.reporting.layout import sort_sites
 from fairflare.reporting.notes import run_notes
 from fairflare.reporting.results import read_results, results_in
 from fairflare.reporting.values import (
-    by_site_of,
+    check_metric,
+    collect_by_site,
     direction_of,
-    in_words,
-    known_metric,
     label_of,
     metrics_of,
     rests_on,
     site_columns,
+    spell_metric,
     summary_of,
 )
 from fairflare_lab.compare.comparison import Comparison, comparison_of
@@ -42,31 +42,31 @@ class Material(Comparison):
         unseen: tests at left-out sites; ``None`` if no run leaves a site out. If every run does, there are no rows.
     """
 
-    others: list[Results] = field(default_factory=list)
+    others: list[RunResults] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     unseen: UnseenSites | None = None
 
     @property
-    def runs(self) -> list[Results]:
+    def runs(self) -> list[RunResults]:
         return [run for row in self.rows for run in row.runs]
 
     @property
-    def first_run(self) -> Results:
+    def first_run(self) -> RunResults:
         """Return the run of the page, or the first run of a comparison's reference."""
         return next((row for row in self.rows if row.label == self.reference), self.rows[0]).runs[0]
 
     @property
-    def by_label(self) -> dict[str, list[Results]]:
+    def by_label(self) -> dict[str, list[RunResults]]:
         """Return the runs of each row, by the row's label."""
         return {row.label: row.runs for row in self.rows}
 
     @property
     def sites(self) -> list[str]:
-        """Return the sites of all runs, in the order of :func:`in_order`."""
-        found = {site for run in self.runs for site in by_site_of(run, self.metric)}
+        """Return the sites of all runs, in the order of :func:`sort_sites`."""
+        found = {site for run in self.runs for site in collect_by_site(run, self.metric)}
         for r in (r for run in self.runs for r in run.rounds):
             found.update(r.sites, r.accepted, r.validation, r.reports, r.site_weights or (), *(r.layers or {}).values())
-        return in_order(found)
+        return sort_sites(found)
 
     @property
     def synthetic(self) -> bool:
@@ -83,14 +83,14 @@ class Material(Comparison):
         return any(math.isfinite(s.mean) for row in self.rows for s in row.summaries)
 
 
-def name_of(run: Results) -> str:
+def name_of(run: RunResults) -> str:
     """Return the run's label and seed, as a name for readers."""
     return label_of(run) + ("" if run.info.seed is None else f", seed {run.info.seed}")
 
 
-def spelt(material: Material) -> str:
+def name_metric(material: Material) -> str:
     """Return the name of a page's metric for readers, with the structures that comparable figures are computed from."""
-    return in_words(material.metric) + rests_on(material.rows[0].runs[0], material.metric)
+    return spell_metric(material.metric) + rests_on(material.rows[0].runs[0], material.metric)
 
 
 def find_runs(folder: Path) -> dict[Path, Path]:
@@ -125,9 +125,9 @@ def read_material(folder: Path, *, metric: str | None = None, reference: str | N
     if folder in paths:
         if reference is not None:
             raise ValueError("--reference is for comparisons; this is one run")
-        return of_one(read_results(paths[folder]), metric)
-    runs: list[Results] = []
-    left_out: list[tuple[Results, Unseen]] = []
+        return describe_run(read_results(paths[folder]), metric)
+    runs: list[RunResults] = []
+    left_out: list[tuple[RunResults, Unseen]] = []
     problems: list[str] = []
     for place, path in paths.items():
         try:
@@ -139,10 +139,10 @@ def read_material(folder: Path, *, metric: str | None = None, reference: str | N
                 runs.append(read_results(path).model_copy(update={"place": str(place.relative_to(folder))}))
         except (OSError, ValueError) as error:
             problems.append(f"left out, since it cannot be read: {error}")
-    told = _told(folder, problems)
+    told = _read_columns(folder, problems)
     left_out.sort(key=lambda one: [*told.get("method", []), label_of(one[0])].index(label_of(one[0])))
     if runs:
-        found = of_several(runs, metric or next(iter(told.get("metric", ())), None), reference, told, problems)
+        found = describe_comparison(runs, metric or next(iter(told.get("metric", ())), None), reference, told, problems)
         return replace(found, unseen=unseen_of(left_out, found.metric) if left_out else None)
     if not left_out:
         raise ValueError("; ".join(problems))
@@ -160,7 +160,7 @@ def _leaves_out(place: Path) -> bool:
         return False
 
 
-def of_one(run: Results, metric: str | None = None) -> Material:
+def describe_run(run: RunResults, metric: str | None = None) -> Material:
     """Return the material of a page about one run, which need not have completed.
 
     Raises:
@@ -169,14 +169,14 @@ def of_one(run: Results, metric: str | None = None) -> Material:
     row, tested = Row(label_of(run), [run]), bool(site_columns(run))
     chosen = metric or run.info.primary_metric or "loss"
     if tested:
-        chosen = known_metric(run, metric or metrics_of(run)[0])
-        row.values, row.summaries = [by_site_of(run, chosen)], [summary_of(run, chosen)]
+        chosen = check_metric(run, metric or metrics_of(run)[0])
+        row.values, row.summaries = [collect_by_site(run, chosen)], [summary_of(run, chosen)]
     about = chosen if tested else None
     findings, notes = run_findings(run, about), run_notes(run, about)
     return Material([row], chosen, direction_of(run, chosen), "", [], "", findings, notes)
 
 
-def _told(folder: Path, problems: list[str]) -> dict[str, list[str]]:
+def _read_columns(folder: Path, problems: list[str]) -> dict[str, list[str]]:
     """Return columns of a comparison's own tables, which give the order of rows, the metric and the reference."""
     found: dict[str, list[str]] = {}
     tables = {"unseen.csv": ("method",), "table.csv": ("method", "metric"), "differences.csv": ("reference",)}
@@ -191,8 +191,8 @@ def _told(folder: Path, problems: list[str]) -> dict[str, list[str]]:
     return found
 
 
-def of_several(
-    runs: Sequence[Results],
+def describe_comparison(
+    runs: Sequence[RunResults],
     metric: str | None,
     reference: str | None,
     told: Mapping[str, Sequence[str]],

@@ -13,12 +13,12 @@ from fairflare.core.cells import Cell as Measured
 from fairflare.reporting.layout import Cell, Table, number, spread
 from fairflare.reporting.sites.clinical import HOW, clinical_table
 from fairflare.reporting.table import class_table, table_of
-from fairflare.reporting.values import in_words, metrics_of, rests_on, sentence, site_columns, summary_of
+from fairflare.reporting.values import metrics_of, rests_on, sentence, site_columns, spell_metric, summary_of
 from fairflare_lab.compare.comparison import rows_table
 from fairflare_lab.compare.difference_table import notes_of_differences, table_of_differences
 from fairflare_lab.compare.differences import BETTER, MEASURES, WORSE, Difference
 from fairflare_lab.page.content import NOTHING, Picture, Section
-from fairflare_lab.page.material import Material, spelt
+from fairflare_lab.page.material import Material, name_metric
 from fairflare_lab.page.style import INK, chart, label, look, rows_at
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ MAX_BARS = 60
 
 def results(material: Material) -> Section:
     """Return the section with tables and bars of the final test; without a test it has notes only."""
-    title, name = "What every site gets", spelt(material)
+    title, name = "What every site gets", name_metric(material)
     if not material.tested:
         return Section("results", title, material.notes)
     rows, run, notes = material.rows, material.runs[0], list(material.notes)
@@ -64,7 +64,7 @@ def _further(material: Material) -> Table:
         [row.label, *(spread([summary_of(run, name).mean for run in row.runs]) for name in names)]
         for row in material.rows
     ]
-    heads = [in_words(name) + rests_on(material.runs[0], name) for name in names]
+    heads = [spell_metric(name) + rests_on(material.runs[0], name) for name in names]
     raw = [["method"], *([f"{name} mean", f"{name} sd"] for name in names)]
     return Table(
         "metrics", "The other metrics, on average over the sites.", ["method", *heads], cells if names else [],
@@ -89,7 +89,7 @@ def plot(folder: Path) -> Figure:
 
 def _sites_picture(material: Material, sites: Sequence[str]) -> Picture:
     """Return a picture with a bar for each site and method; of many sites, those furthest behind in the first row."""
-    rows, metric, most = material.rows, spelt(material), max(3, MAX_BARS // len(material.rows))
+    rows, metric, most = material.rows, name_metric(material), max(3, MAX_BARS // len(material.rows))
     column = material.runs[0].columns.get(LAST, {}).get(material.metric, {}) if len(material.runs) == 1 else {}
     sure = any(cell.low is not None for cell in column.values())
     how = "A bar for each site" + (" and method." if len(rows) > 1 else "; the dashed line is the average.")
@@ -112,7 +112,7 @@ def _sites_picture(material: Material, sites: Sequence[str]) -> Picture:
 def _fill(material: Material, sites: Sequence[str], column: Mapping[str, Measured], axes: Axes) -> None:
     rows, thick = material.rows, 0.84 / len(material.rows)
     for index, row in enumerate(rows):
-        style, of = look(index), [row.at(site) for site in sites]
+        style, of = look(index), [row.summarise_site(site) for site in sites]
         ends: list[Any] = [[one.sd if one.sd > 0 else 0 for one in of]] * 2
         if column:
             pairs = [(column[site].low, column[site].high) if site in column else (None, None) for site in sites]
@@ -126,12 +126,12 @@ def _fill(material: Material, sites: Sequence[str], column: Mapping[str, Measure
             edgecolor=INK, linewidth=0.5, hatch=style.hatch, error_kw={"elinewidth": 0.9, "ecolor": INK}, xerr=ends,
         )  # fmt: skip
     if len(rows) == 1:
-        mean = rows[0].over("mean").mean
+        mean = rows[0].summarise("mean").mean
         axes.axvline(mean, color=INK, linestyle="--", linewidth=1)
         axes.annotate(f"average {number(mean)}", (mean, 1), (3, -1), xycoords=("data", "axes fraction"),
                       textcoords="offset points", va="bottom", fontsize=8)  # fmt: skip
     rows_at(axes, sites)
-    if not any(row.at(site).mean for row in rows for site in sites):
+    if not any(row.summarise_site(site).mean for row in rows for site in sites):
         axes.set_xlim(0, 1)  # all values are 0, which gives no scale
 
 
@@ -148,7 +148,8 @@ def differences(material: Material) -> Section:
     notes.append("They hold for other patients of these hospitals, if at all; of other hospitals they say nothing.")
     height = 0.8 + (0.7 + 0.28 * len({d.label for d in totals})) * len(MEASURES)
     draw = partial(
-        chart, partial(_forest, material, totals), height, f"{sentence(spelt(material))}: differences to {reference}",
+        chart, partial(_forest, material, totals), height,
+        f"{sentence(name_metric(material))}: differences to {reference}",
         material.synthetic, panels=len(MEASURES),
     )  # fmt: skip
     caption = (

@@ -7,13 +7,13 @@ from typing import Any
 
 from fairflare.core.cells import LAST, pivot
 from fairflare.core.fairness import summarize
-from fairflare.reporting.documents import Results
+from fairflare.reporting.documents import RunResults
 from fairflare.reporting.layout import Cell, Table
 from fairflare.reporting.values import linked, sentence
 from fairflare_lab.compare.rows import Row
 from fairflare_lab.page.content import NOTHING, Picture, Section
 from fairflare_lab.page.lines import LineOptions, frame, lines, panels_of, site_parts
-from fairflare_lab.page.material import Material, spelt
+from fairflare_lab.page.material import Material, name_metric
 
 MEASURES = {"average": "mean", "std": "std", "worst site": "worst"}
 #: For each split: name and title of its section, and text on the model to which a round's figures belong.
@@ -38,7 +38,7 @@ def rounds(material: Material, split: str = "validation") -> Section:
         (row.label, n, summarize(of, higher_is_better=material.higher, linked=linked(row.runs[0], material.metric)))
         for row, n, of in found
     ]
-    labels, metric = [row.label for row in material.rows], spelt(material)
+    labels, metric = [row.label for row in material.rows], name_metric(material)
     panels: dict[str, Any] = {
         heading: panels_of(frame(("", row, n, getattr(of, name)) for row, n, of in summaries), labels)[""]
         for heading, name in MEASURES.items()
@@ -81,7 +81,7 @@ def _measured(row: Row, split: str, metric: str) -> list[tuple[int, dict[str, fl
     return found
 
 
-def _final(run: Results, split: str) -> dict[str, dict[str, float | None]]:
+def _final(run: RunResults, split: str) -> dict[str, dict[str, float | None]]:
     """Return the final model's metrics on a split by site."""
     found = pivot((c for c in run.cells if c.model == LAST and c.split == split and not c.group), "site", "metric")
     return {site: {name: cell.value for name, cell in of.items()} for site, of in found.items()}

@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from fairflare.base.settings import by_name
-from fairflare.reporting.documents import Results
+from fairflare.base.settings import flatten
+from fairflare.reporting.documents import RunResults
 from fairflare.reporting.layout import Cell, Table, listed, printable
-from fairflare.reporting.values import in_words, title_of
+from fairflare.reporting.values import spell_metric, title_of
 from fairflare_lab.compare.rows import Row
 from fairflare_lab.page.content import Section
 from fairflare_lab.page.material import Material, name_of
@@ -19,7 +19,7 @@ MORE = ("min_sites", "best_by", "model_parameters")  # facts of a run that stand
 MOST = 6  # largest number of methods or sites that a page's head names
 
 
-def facts(documents: Sequence[Results], metric: str) -> list[tuple[str, str]]:
+def facts(documents: Sequence[RunResults], metric: str) -> list[tuple[str, str]]:
     """Return facts about the runs for a page's head, in order, each as a word and a text."""
     infos = [document.info for document in documents]
     methods = dict.fromkeys(title_of(document).partition(', run "')[0] for document in documents)
@@ -33,7 +33,7 @@ def facts(documents: Sequence[Results], metric: str) -> list[tuple[str, str]]:
     told = {
         "Method" + "s" * (len(documents) > 1): listed(methods, most=MOST),
         "Runs": str(len(documents)) * (len(documents) > 1),
-        "Task": f"{' or '.join(sorted(kinds))}, by {in_words(metric)}",
+        "Task": f"{' or '.join(sorted(kinds))}, by {spell_metric(metric)}",
         "Data": " or ".join(sorted(made_up)),
         "Sites": f"{len(sites)}: {listed(sites, most=MOST)}",
         "Rounds": " or ".join(f"{done} of {of}" if done < of else f"{done}" for done, of in sorted(rounds)),
@@ -63,7 +63,7 @@ def settings(material: Material) -> Section:
 def _settings(rows: Sequence[Row]) -> Table:
     """Return a table of the settings but the seed, versions and sites' facts of each row's first run, side by side."""
     by_row = [
-        by_name({
+        flatten({
             **{key: value for key, value in info.config.items() if key != "seed"},
             "bounds": info.bounds, "versions": info.versions, "task_file": info.task_file, "said": info.said,
             "experiment": info.experiment,

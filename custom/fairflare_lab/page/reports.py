@@ -8,7 +8,7 @@ from functools import partial
 from fairflare.base.checks import is_number
 from fairflare.reporting.documents import RoundRecord
 from fairflare_lab.page.content import Section
-from fairflare_lab.page.lines import by_site, site_parts
+from fairflare_lab.page.lines import collect_values, site_parts
 from fairflare_lab.page.material import Material
 
 #: Meaning of reported fields, in words of the page; any other field has its name alone.
@@ -28,7 +28,7 @@ def reports(material: Material) -> Section:
         part
         for field in fields[:MAX_FIELDS]
         for part in site_parts(
-            material, by_site(material, partial(_reported, field)),
+            material, collect_values(material, partial(_reported, field)),
             "report_" + re.sub("[^a-zA-Z0-9]", "_", field)[:40], f"{field} of each site",
             f"{MEANINGS.get(field, field)}: a line for each site{material.over_seeds}.", field,
         )

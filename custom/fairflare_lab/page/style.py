@@ -155,7 +155,7 @@ class Drawn:
     svg: str
 
 
-def drawn(name: str, draw: Callable[[], Figure]) -> Drawn:
+def draw_forms(name: str, draw: Callable[[], Figure]) -> Drawn:
     """Draw a figure and return its forms.
 
     Args:
@@ -179,7 +179,7 @@ def _slim(svg: str) -> str:
         named = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in used else "", tag)
         return re.sub(r"font-family: [^;\"]*(; )?", "", named)
 
-    svg = _in_tags(svg, slim).replace("<svg ", '<svg font-family="sans-serif" ', 1)
+    svg = _change_tags(svg, slim).replace("<svg ", '<svg font-family="sans-serif" ', 1)
     return re.sub(r"\s*\n\s*", "\n", svg)
 
 
@@ -188,10 +188,10 @@ def _inline(svg: str) -> str:
     head, body = svg.split(">", 1)
     view = re.search(r'viewBox="[^"]*"', head)
     body = re.sub(r'<style type="text/css">.*?</style>', "", body, flags=re.DOTALL)
-    body = _in_tags(body, lambda tag: re.sub("|".join(IN_PAGE), lambda match: IN_PAGE[match[0]], tag))
+    body = _change_tags(body, lambda tag: re.sub("|".join(IN_PAGE), lambda match: IN_PAGE[match[0]], tag))
     return f'<svg {view[0] if view else ""} aria-hidden="true" focusable="false">{body}'
 
 
-def _in_tags(svg: str, change: Callable[[str], str]) -> str:
+def _change_tags(svg: str, change: Callable[[str], str]) -> str:
     """Return an SVG with changed tags; texts between tags, such as names of sites, are not changed."""
     return re.sub(r"<[^>]*>", lambda tag: change(tag[0]), svg)

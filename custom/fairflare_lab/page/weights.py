@@ -7,7 +7,7 @@ import statistics
 from fairflare.base.checks import gathered
 from fairflare.reporting.layout import Table
 from fairflare_lab.page.content import Picture, Section
-from fairflare_lab.page.lines import LineOptions, by_site, frame, site_parts
+from fairflare_lab.page.lines import LineOptions, collect_values, frame, site_parts
 from fairflare_lab.page.material import Material
 
 
@@ -43,7 +43,7 @@ def layers(material: Material) -> Section:
 def site_weights(material: Material) -> Section:
     """Return the section with each site's weight over the rounds, for methods with one weight for a whole model."""
     parts = site_parts(
-        material, by_site(material, lambda record: record.site_weights or {}), "site_weights",
+        material, collect_values(material, lambda record: record.site_weights or {}), "site_weights",
         "Weight of each site in the average", f"A line for each site{material.over_seeds}.", "weight",
     )  # fmt: skip
     return Section("site_weights", "Weights by site", parts=parts)

@@ -13,8 +13,8 @@ from typing import TypeVar
 from fairflare import __version__
 from fairflare.base.disk.files import write_whole
 from fairflare.base.own_errors import lacking_package
-from fairflare.reporting.documents import Results
-from fairflare.reporting.layout import MAX_COLUMNS, Table, counted, printable, shown
+from fairflare.reporting.documents import RunResults
+from fairflare.reporting.layout import MAX_COLUMNS, Table, counted, print_cell, printable
 from fairflare.reporting.notes import SYNTHETIC_NOTE
 from fairflare.reporting.results import PAGE_FILE
 from fairflare.reporting.sites.own_models import personal_tables
@@ -22,8 +22,8 @@ from fairflare.reporting.values import label_of, title_of
 from fairflare_lab.compare.unseen import intervals_in_words, unseen_cells
 from fairflare_lab.page import groups, outcome, provenance
 from fairflare_lab.page.content import Page, Picture, Section
-from fairflare_lab.page.material import Material, of_one, read_material
-from fairflare_lab.page.style import Drawn, drawn
+from fairflare_lab.page.material import Material, describe_run, read_material
+from fairflare_lab.page.style import Drawn, draw_forms
 
 P = TypeVar("P", Picture, Table)
 INDEX_FILE = "index.html"
@@ -64,7 +64,7 @@ def write_report(
         if not overwrite:
             raise ValueError(f"{out} holds a report already; give --overwrite to replace it, or another --out")
     page = build(read_material(folder, metric=metric, reference=reference))
-    pictures = {p.name: drawn(p.name, p.draw) for p in parts_of(page, Picture)}
+    pictures = {p.name: draw_forms(p.name, p.draw) for p in parts_of(page, Picture)}
     files = {f"{FIGURES}/{name}.svg": picture.svg.encode() for name, picture in pictures.items()}
     files |= {f"{TABLES}/{table.name}.csv": table.csv().encode() for table in parts_of(page, Table)}
     files[INDEX_FILE] = render(page, pictures, files=True).encode()
@@ -75,7 +75,7 @@ def write_report(
     return out / INDEX_FILE
 
 
-def write_run_page(results: Results, folder: str | os.PathLike[str]) -> list[str]:
+def write_run_page(results: RunResults, folder: str | os.PathLike[str]) -> list[str]:
     """Write ``report.html`` of a run into its folder.
 
     Errors are never raised, as a run must not fail because of its page.
@@ -91,7 +91,7 @@ def write_run_page(results: Results, folder: str | os.PathLike[str]) -> list[str
         return []
     begun = time.monotonic()
     try:
-        html = draw_and_render(build(of_one(results)))
+        html = draw_and_render(build(describe_run(results)))
         _put(Path(folder), {PAGE_FILE: html.encode()}, shared=False)
     except Exception as error:
         if lacking := lacking_package(error):
@@ -173,7 +173,7 @@ def render(page: Page, pictures: Mapping[str, Drawn], *, files: bool) -> str:
         loader=jinja2.PackageLoader("fairflare_lab.page", "templates"), autoescape=True, trim_blocks=True,
         lstrip_blocks=True, undefined=jinja2.StrictUndefined,
     )  # fmt: skip
-    environment.filters.update(shown=shown, printable=partial(printable, most=None))
+    environment.filters.update(shown=print_cell, printable=partial(printable, most=None))
     environment.tests.update(
         table=lambda part: isinstance(part, Table),
         long=lambda cell: isinstance(cell, str) and len(cell) > LONG,
@@ -194,7 +194,7 @@ def render(page: Page, pictures: Mapping[str, Drawn], *, files: bool) -> str:
 
 def draw_and_render(page: Page) -> str:
     """Return a page as HTML that needs no files beside it, after drawing its pictures."""
-    pictures = {part.name: drawn(part.name, part.draw) for part in parts_of(page, Picture)}
+    pictures = {part.name: draw_forms(part.name, part.draw) for part in parts_of(page, Picture)}
     return render(page, pictures, files=False)
 
 

@@ -69,7 +69,7 @@ def class_site(plan: PhantomPlan, index: int) -> PhantomSite:
         split: pool.only(part) for split, part in zip(("training", "validation"), training_validation, strict=True)
     }
     batches_of_site["test"] = _own_test(plan, index)
-    images = {split: partial(_drawn, plan, batch, corrupted, camera) for split, batch in batches_of_site.items()}
+    images = {split: partial(_draw_batch, plan, batch, corrupted, camera) for split, batch in batches_of_site.items()}
     batches = batches_of_site | {split: common for split in plan.splits if split not in batches_of_site}
     for number_of, attribute in enumerate(plan.kind.attributes if plan.attributes else ()):
         batches[f"test_{attribute}"] = common.only(common.attributes == number_of)
@@ -78,7 +78,7 @@ def class_site(plan: PhantomPlan, index: int) -> PhantomSite:
         images[split] = partial(_common_images, plan, noisy, batches[split])
     labels = {split: batches[split].labels for split in plan.splits}
     if plan.has_label_noise(index):
-        labels["training"] = _frozen(_mislabelled(plan, index, labels["training"]))
+        labels["training"] = _freeze(_mislabelled(plan, index, labels["training"]))
     attributes = {split: batches[split].attributes for split in plan.splits}
     drawn = _Drawn({split: images[split] for split in plan.splits})
     return PhantomSite(drawn, MappingProxyType(labels), MappingProxyType(attributes))
@@ -107,7 +107,7 @@ class _Batch:
     def only(self, chosen: npt.NDArray[Any]) -> _Batch:
         """Return the chosen images."""
         purpose, *arrays = astuple(self)
-        return _Batch(purpose, *(_frozen(array[chosen]) for array in arrays))
+        return _Batch(purpose, *(_freeze(array[chosen]) for array in arrays))
 
 
 class _Drawn(UserDict[str, Any]):
@@ -123,12 +123,12 @@ def _batch(plan: PhantomPlan, purpose: str, dealt: Labels, attributes: Labels, p
     """Return a batch, with the effects that the plan gives to the second attribute."""
     classes, second = len(plan.kind.counts), np.flatnonzero(attributes == 1)
 
-    def chosen(what: str, share: float) -> npt.NDArray[np.bool_]:
+    def choose(what: str, share: float) -> npt.NDArray[np.bool_]:
         rng = np.random.default_rng(image_seed(f"{what}/{purpose}", plan.seed))
         return np.isin(np.arange(len(dealt)), rng.permutation(second)[: round(share * len(second))])
 
-    labels = np.where(chosen("prevalence", prevalence), classes - 1, dealt)
-    shown = np.where(chosen("noise", plan.attribute_noise), (labels + 1) % classes, labels)
+    labels = np.where(choose("prevalence", prevalence), classes - 1, dealt)
+    shown = np.where(choose("noise", plan.attribute_noise), (labels + 1) % classes, labels)
     return _Batch(purpose, np.arange(len(dealt)), dealt, labels, shown, attributes).only(np.arange(len(dealt)))
 
 
@@ -232,15 +232,15 @@ def class_counts(proportions: Sequence[int], total: int, least: int) -> tuple[in
 @lru_cache(maxsize=2)
 def _test_images(plan: PhantomPlan, corrupted: bool) -> Images:
     """Return all images of the common test set, cached because several sites and splits of a process use them."""
-    return _drawn(plan, _test(plan), corrupted, PLAIN)
+    return _draw_batch(plan, _test(plan), corrupted, PLAIN)
 
 
 def _common_images(plan: PhantomPlan, corrupted: bool, batch: _Batch) -> Images:
     images = _test_images(plan, corrupted)
-    return images if len(batch.places) == len(images) else _frozen(images[batch.places])
+    return images if len(batch.places) == len(images) else _freeze(images[batch.places])
 
 
-def _drawn(plan: PhantomPlan, batch: _Batch, corrupted: bool, camera: Camera) -> Images:
+def _draw_batch(plan: PhantomPlan, batch: _Batch, corrupted: bool, camera: Camera) -> Images:
     """Draw the images of a batch as a camera takes them, (n, size, size, 3), and corrupt them after that."""
     size, kind = plan.image_size, plan.kind
     images = np.empty((len(batch.places), size, size, 3), np.uint8)
@@ -254,9 +254,9 @@ def _drawn(plan: PhantomPlan, batch: _Batch, corrupted: bool, camera: Camera) ->
         check_stop()
         seed = image_seed(f"{plan.corruption}/{name}", plan.seed)
         images[row] = corrupt(images[row], plan.corruption, plan.severity, seed)
-    return _frozen(images)
+    return _freeze(images)
 
 
-def _frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _freeze(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     array.flags.writeable = False
     return array

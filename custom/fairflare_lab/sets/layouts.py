@@ -78,7 +78,7 @@ def compare_counts(items: Iterable[Item], *, title: str, counts: Mapping[Any, in
         log.warning(text, title, expected, sum(expected), counted, numbers.total())
 
 
-def of_classes(title: str, counts: Mapping[str, int]) -> Callable[[Iterable[Item]], None]:
+def check_classes(title: str, counts: Mapping[str, int]) -> Callable[[Iterable[Item]], None]:
     """Return a function that compares the number of images of each class with a data set's published numbers."""
     return partial(compare_counts, title=title, counts=dict(enumerate(counts.values())), of=lambda item: item.mask)
 

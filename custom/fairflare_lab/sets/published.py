@@ -18,10 +18,10 @@ from fairflare_lab.sets import special
 from fairflare_lab.sets.layouts import (
     add_people,
     arrays,
+    check_classes,
     class_folders,
     compare_counts,
     listed,
-    of_classes,
     paired,
     person_of_images,
     public_set,
@@ -124,7 +124,7 @@ SETS = (
             tuple(GRADES), stratified=True,
             keys="Examinations are read from messidor-2.csv (left;right), which may lie anywhere below the source",
         ),
-        published=of_classes("Messidor-2", GRADES),
+        published=check_classes("Messidor-2", GRADES),
     ),
     public_set(
         "isic2018", "skin lesions, 7 classes (ISIC 2018 task 3)",
@@ -137,11 +137,11 @@ SETS = (
         people=partial(
             add_people, table="HAM10000_metadata.csv", image="image_id", columns={"sex": "sex", "age": "age:40,60"}
         ),
-        published=of_classes("ISIC 2018", ISIC2018),
+        published=check_classes("ISIC 2018", ISIC2018),
     ),
     public_set(
         "isic2019", "skin lesions, 8 classes (ISIC 2019)", LAYOUT_2019, FEDISM, FORM_2019, people=PEOPLE_2019,
-        published=of_classes("ISIC 2019", ISIC2019),
+        published=check_classes("ISIC 2019", ISIC2019),
     ),
     public_set(
         "isic2019-flamby", "ISIC 2019 by FLamby's six centres",
@@ -169,7 +169,7 @@ SETS = (
             classes=tuple(HYPERKVASIR),
         ),
         FED_MAS, Form(tuple(HYPERKVASIR), stratified=True, keys="The data set does not say whose an image is"),
-        published=of_classes("HyperKvasir", HYPERKVASIR),
+        published=check_classes("HyperKvasir", HYPERKVASIR),
     ),
     public_set(
         "rsna", "intracranial haemorrhage on CT, five kinds", special.rsna, FEDISM,

@@ -167,7 +167,7 @@ def shared_variance(drawn: npt.ArrayLike) -> Array:
     return np.asarray(np.maximum((seeds * of_mean - of_each) / (seeds - 1), 0.0))
 
 
-def of_sites(
+def aggregate_sites(
     values: npt.ArrayLike, higher_is_better: bool, axis: int = -1, where: npt.ArrayLike = True
 ) -> dict[str, Array]:
     """Return average, population standard deviation and worst value over the sites that ``where`` selects.

@@ -42,9 +42,9 @@ class Census:
         self.cases = Counter(number for _, number in {*pairs})
         self.everybody = {case for case, _ in known}
 
-    def told(self, names: Sequence[str], least: int) -> dict[str, int]:
-        """Return, by structure or class, the numbers of cases that may leave the site; see :func:`told_cases`."""
-        return told_cases({name: self.cases[k] for k, name in enumerate(names)}, len(self.everybody), least)
+    def count_reportable(self, names: Sequence[str], least: int) -> dict[str, int]:
+        """Return, by structure or class, the numbers of cases that may leave the site; see :func:`count_reportable`."""
+        return count_reportable({name: self.cases[k] for k, name in enumerate(names)}, len(self.everybody), least)
 
 
 class Marked(SiteData):
@@ -100,7 +100,7 @@ def annotated_by_labels(known: Collection[int] | None, marked: Collection[int], 
     return tuple(sorted(known)) if known and len({*known}) < count and {*known} <= {*marked} else None
 
 
-def told_cases(cases: Mapping[str, int], total: int, least: int) -> dict[str, int]:
+def count_reportable(cases: Mapping[str, int], total: int, least: int) -> dict[str, int]:
     """Return the numbers of cases that may leave a site, by structure or class.
 
     A number is withheld if fewer than ``least`` cases have the structure, or if some but fewer than ``least`` cases

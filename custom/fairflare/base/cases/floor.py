@@ -76,7 +76,7 @@ class ShownRecords(Proxy):
         return lambda split, *more, **how: (whole if _all.get() and split == "training" else value)(split, *more, **how)
 
 
-def hidden_rows(cases: Mapping[int, int], least: int) -> frozenset[int]:
+def find_hidden_rows(cases: Mapping[int, int], least: int) -> frozenset[int]:
     """Return the rows of a table with fewer than ``least`` cases, even 0, and those that must be withheld with them.
 
     The sum over all rows leaves the site: if one row alone were hidden, it would follow from the sum and the other

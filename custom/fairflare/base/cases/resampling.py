@@ -33,7 +33,7 @@ class Units:
     kind: str
     members: tuple[Drawn, ...]
 
-    def drawn(self, site: str, count: int) -> list[Drawn]:
+    def draw(self, site: str, count: int) -> list[Drawn]:
         """Return the indices of the images of each draw; if a unit is drawn twice, its images are in the draw twice.
 
         Args:

@@ -95,7 +95,7 @@ def case_scores(scores: npt.NDArray[np.floating], cases: Cases | None, low: floa
     return [int(n) for n in np.bincount(places, minlength=BINS)]
 
 
-def of_mean(
+def report_mean(
     scores: Sequence[float] | npt.NDArray[np.floating], cases: Cases | None, low: float, high: float
 ) -> dict[str, Any]:
     """Return a site's report on the sampling of a metric that is the mean of the scores of its images.

@@ -79,7 +79,7 @@ def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = 
         if not shared:
             _keep_private(partial, PRIVATE_FILE)  # a library may have replaced the file by another one
         if durable:
-            to_disk(partial)
+            flush_to_disk(partial)
         partial.replace(path)
     except OSError as error:
         if error.errno is not None and error.filename in (None, str(partial)) and error.filename2 is None:
@@ -89,7 +89,7 @@ def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = 
         with suppress(OSError):
             partial.unlink(missing_ok=True)
     if durable:
-        to_disk(path.parent)
+        flush_to_disk(path.parent)
 
 
 def append(path: Path, data: bytes, size: int | None = None, *, durable: bool = True) -> None:
@@ -110,8 +110,8 @@ def append(path: Path, data: bytes, size: int | None = None, *, durable: bool = 
             file.truncate(size)
         file.write(data)
     if durable:
-        to_disk(path)
-        to_disk(path.parent)
+        flush_to_disk(path)
+        flush_to_disk(path.parent)
 
 
 def remove_partials(folder: Path, *, mine: bool = False) -> int:
@@ -149,7 +149,7 @@ def lies_in(path: Path, folders: Iterable[Path]) -> bool:
     return any(real.is_relative_to(folder) for folder in folders)
 
 
-def to_disk(path: Path) -> None:
+def flush_to_disk(path: Path) -> None:
     """Flush a file's bytes, or a folder's list of names, to disk, so that they outlive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -72,7 +72,7 @@ class FolderInUse(RuntimeError):
 
     def __init__(self, folder: Path, holder: Mapping[str, Any]) -> None:
         self.holder = dict(holder)
-        super().__init__(f"{folder} is in use by {in_words(holder)}")
+        super().__init__(f"{folder} is in use by {describe_holder(holder)}")
 
 
 class FolderLock:
@@ -109,7 +109,7 @@ class FolderLock:
         self._held.close()
 
 
-def in_words(holder: Mapping[str, Any]) -> str:
+def describe_holder(holder: Mapping[str, Any]) -> str:
     """Return the description of a lock's holder as text: ``job 'x' (process 12 on host 'a', since ...)``."""
     if not holder:
         return "another process"

@@ -52,7 +52,7 @@ class Computing:
         return model
 
     @contextmanager
-    def in_force(self) -> Iterator[None]:
+    def enforce(self) -> Iterator[None]:
         """Let torch use deterministic operations as ``deterministic`` says, inside the context, in the whole process.
 
         Afterwards torch's settings are restored.
@@ -79,7 +79,7 @@ class Computing:
                     raise NoSuchForm(match.group(1)) from error
                 raise
 
-    def on(self, device: torch.device) -> str:
+    def describe(self, device: torch.device) -> str:
         """Return the chosen settings (precision and others) as text, with a warning if they are slow on the device."""
         slow = self.precision == "bf16" and device.type == "cpu" and not _cpu_has_bf16()
         return f"{self}{' (emulated by this processor: about 17 times slower than fp32)' if slow else ''}"

@@ -160,14 +160,14 @@ def _print_problems(problems: Sequence[Any], every: bool) -> None:
 
 def _describe_kind(problems: Sequence[tuple[str, str]]) -> str:
     """Return the text of the first of several problems of one kind, with the images' names of the other problems."""
-    from fairflare.data.kinds import named, shown
+    from fairflare.data.kinds import named, shorten
 
     if len(problems) == 1:
         return problems[0][1]
     first = problems[0][1]
     # A problem with a list's entry has no file name of its own: the name is quoted in the problem's text.
     more = [name or next((p for p in QUOTED.findall(text) if p not in first), "") for name, text in problems[1:]]
-    return f"{first} -- {len(more)} more such: {named([shown(Path(name)) for name in more])} (--all)"
+    return f"{first} -- {len(more)} more such: {named([shorten(Path(name)) for name in more])} (--all)"
 
 
 def _print_counts(report: Any, names: Sequence[str] | None) -> None:

@@ -220,7 +220,7 @@ def start_up_kit(kit: Path) -> Iterator[KitFinding]:
                 "log streaming", "warning",
                 f"the site's job logs go to the server, texts of exceptions with them ({file.name}); {LAY}",
             )  # fmt: skip
-        yield from _kept(resources, local, "state_root" if site else "checkpoint_root")
+        yield from _check_kept(resources, local, "state_root" if site else "checkpoint_root")
         yield from _decoded(kit)
         started = startup / ("fed_client.json" if site else "fed_server.json")
         if started.is_file() and json.loads(started.read_text(encoding="utf-8")).get("require_signed_jobs") is False:
@@ -238,7 +238,7 @@ def _file_read_by_flare(local: Path, name: str) -> Path | None:
     return next((path for path in (local / name, local / f"{name}.default") if path.is_file()), None)
 
 
-def _kept(resources: Mapping[str, Any], local: Path, key: str) -> Iterator[KitFinding]:
+def _check_kept(resources: Mapping[str, Any], local: Path, key: str) -> Iterator[KitFinding]:
     """Yield a warning if files that must outlive a job would be lost with the job's container."""
     launchers = {"docker_launcher", "k8s_launcher"} & {part.get("id") for part in resources.get("components", [])}
     settings = local / "fairflare.json"

@@ -107,7 +107,7 @@ def suited(
         return prepared_for(plan, data, given)
     settings = {**(suited_settings(plan, images) if quick else {}), **prepared_for(plan, data, given)}
     settings = {name: value for name, value in settings.items() if name not in given}
-    say(in_words(plan, images, settings, trial=trial))
+    say(describe_reading(plan, images, settings, trial=trial))
     return settings
 
 
@@ -123,16 +123,16 @@ def fitted(request: RunRequest, local: Mapping[str, Any], data: Path | None, *, 
         data: path of this file.
         trial: whether the images' size is called a trial's where the user did not choose rounds.
     """
-    from fairflare.federation.plan.plan import plan_of
+    from fairflare.federation.plan.plan import plan_run
 
     asked = replace(request, **kind_by_manifest(data, vars(request)))
-    real = forbid_phantom(lambda more: plan_of(replace(asked, settings={**more, **asked.settings})), local)
+    real = forbid_phantom(lambda more: plan_run(replace(asked, settings={**more, **asked.settings})), local)
     request = replace(asked, settings={**real, **asked.settings})
-    plan, quick = plan_of(request), request.small and not request.task_file
+    plan, quick = plan_run(request), request.small and not request.task_file
     short = trial and quick and request.options.get("num_rounds") is None
     if more := suited(plan, local, data, request.settings, quick=quick, trial=short):
         request = replace(request, settings={**request.settings, **more})
-        plan = plan_of(request)
+        plan = plan_run(request)
     return request, plan
 
 
@@ -212,7 +212,7 @@ def manifest_of(data: Path) -> dict[str, Any]:
     return {}
 
 
-def in_words(
+def describe_reading(
     plan: Plan, images: Sequence[npt.NDArray[np.float32]], more: Mapping[str, Any] | None = None, *, trial: bool
 ) -> str:
     """Return how images are read, as ``640x480 RGB images are read as 96x96 RGB; 3 rounds: a trial; ...``.

@@ -69,7 +69,7 @@ def evaluate(
 ) -> None:
     """Test models at every site without training, as a run's final test does; compare several with the first."""
     from fairflare.federation.site.site_file import own_settings
-    from fairflare.prediction.evaluating import given_model
+    from fairflare.prediction.evaluating import read_given_model
 
     with user_errors(job or out):
         if problem := first_of({
@@ -85,7 +85,7 @@ def evaluate(
             "bootstrap": DRAWS if len(models) > 1 else 0, "require_all_sites": require_all_sites,
             **parse_settings(settings),
         }  # fmt: skip
-        given = [given_model(place, which_model(best), **how) for place in models]
+        given = [read_given_model(place, which_model(best), **how) for place in models]
         folders = [
             out.absolute() / label
             for label in different("names of the models (folder or file)", [model.plan.run.label for model in given])

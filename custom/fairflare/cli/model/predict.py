@@ -263,7 +263,7 @@ def _load(place: Path, best: bool | None, task_file: Path | None, device: str | 
     from fairflare.prediction.predictor import load_predictor
 
     predictor = load_predictor(place, which_model(best), task_file=task_file, device=pick_device(device))
-    words = predictor.model.in_words()
+    words = predictor.model.describe()
     say(f"model: {predictor.model.path}" + (f" ({words})" if words else ""), console)
     if predictor.model.record.get("synthetic"):
         say(" images: what it says of real ones means nothing", console, mark="trained on [yellow]SYNTHETIC[/yellow]")

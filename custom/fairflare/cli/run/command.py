@@ -107,7 +107,7 @@ def run(
 def _recipe(plan: Plan, packaging: str = "task_file") -> FairRecipe:
     from fairflare.flare.export.recipes import FairRecipe
 
-    return FairRecipe.of(plan, packaging)
+    return FairRecipe.make(plan, packaging)
 
 
 def report(workspace: Path, code: int, log: Path) -> int:
@@ -168,8 +168,8 @@ def export(
     from fairflare.cli.data.own_images import fitted, manifest_of
     from fairflare.cli.data.sites import run_sites
     from fairflare.data.preparers.writing import MANIFEST
-    from fairflare.federation.plan.bounds import FOR_HOSPITALS, in_words
-    from fairflare.federation.plan.plan import plan_of
+    from fairflare.federation.plan.bounds import FOR_HOSPITALS, describe_bounds
+    from fairflare.federation.plan.plan import plan_run
     from fairflare.flare.export.packaging import packaged
 
     with user_errors(out):
@@ -186,13 +186,13 @@ def export(
             looked, _ = fitted(looked, local, data, trial=False)
             request = replace(request, task=looked.task, settings=looked.settings)
         packaging = "preinstalled" if preinstalled else "bundle" if bundle else "task_file"
-        plan = plan_of(packaged(request, packaging))  # its errors come before the slow import of FLARE
+        plan = plan_run(packaged(request, packaging))  # its errors come before the slow import of FLARE
         recipe = _recipe(plan, packaging)
         say_plan(plan)
         if request.task_file:
             _try_network(plan.task)
         write_job(recipe, out, overwrite)
-    bounds = in_words(plan.run, None if plan.sites is None else len(plan.sites))
+    bounds = describe_bounds(plan.run, None if plan.sites is None else len(plan.sites))
     if bounds:
         lift = " ".join(f"--set {name}=null" for name in FOR_HOSPITALS)
         say(

@@ -13,7 +13,7 @@ from fairflare.cli.data.sites import file_in, read_object, say_unread
 from fairflare.data.datalist import SPLITS
 
 if TYPE_CHECKING:
-    from fairflare.reporting.documents import Results
+    from fairflare.reporting.documents import RunResults
 
 RAISED = re.compile(r"([a-zA-Z_]\w*\.)*[A-Z]\w*(Error|Exception): ")  # finds the last line of a traceback
 # This expression finds the name of an error's type in front of a message of this package.
@@ -64,7 +64,7 @@ def refused(workspace: Path) -> bool:
     return earlier is not None and earlier.status == "failed" and not earlier.rounds
 
 
-def _there(folder: Path) -> Results | None:
+def _there(folder: Path) -> RunResults | None:
     """Return the results in a folder, or ``None`` if the folder has no results, or they cannot be read."""
     from fairflare.reporting.results import find_results, read_results
 
@@ -90,13 +90,13 @@ def earlier_results(workspace: Path, folder: Path, experiment: str) -> Iterator[
     aside = workspace.with_name(workspace.name + ".before")
     if not experiment:
         (folder / "results.json").unlink(missing_ok=True)
-    elif _begun(folder):
+    elif _has_begun(folder):
         shutil.rmtree(aside, ignore_errors=True)
         folder.rename(aside)
     try:
         yield
     finally:
-        if _begun(folder):
+        if _has_begun(folder):
             shutil.rmtree(aside, ignore_errors=True)
         elif experiment and aside.exists():
             shutil.rmtree(folder, ignore_errors=True)
@@ -104,11 +104,11 @@ def earlier_results(workspace: Path, folder: Path, experiment: str) -> Iterator[
             aside.rename(folder)
 
 
-def _begun(folder: Path) -> bool:
+def _has_begun(folder: Path) -> bool:
     return (results := _there(folder / "results.json")) is not None and bool(results.info)
 
 
-def what_sites_said(results: Results, log: Path) -> list[str]:
+def what_sites_said(results: RunResults, log: Path) -> list[str]:
     """Return the texts of the sites' errors from the run's log, if the reason of the failure does not contain them.
 
     The texts may be shown, because in the simulator the sites' log is the user's own.

@@ -17,9 +17,9 @@ def say_plan(plan: Plan, own_data: bool = False) -> None:
     """Print where a plan's settings come from, what they lack, and where local training is that of another method."""
     say_whose_setting(plan)
     say_what_lacks(plan.lacks, own_data)
-    if plan.brought:
+    if plan.prescribed:
         whose = "from the bundle" if plan.monai_bundle is not None else "as the task has it"
-        say(f"local training, {whose}: {', '.join(plan.brought)}")
+        say(f"local training, {whose}: {', '.join(plan.prescribed)}")
     say_what_is_shared(plan, plan.method.name)
 
 
@@ -44,8 +44,8 @@ def say_what_lacks(lacks: Sequence[str], own_data: bool = False) -> None:
 
 def say_what_is_shared(plan: Plan, row: str) -> None:
     """Print those settings whose values the method takes from another method instead of its own."""
-    if plan.instead:
-        say(f"{row} trains like the others: {', '.join(plan.instead)}")
+    if plan.replaced:
+        say(f"{row} trains like the others: {', '.join(plan.replaced)}")
 
 
 def say_how_to_go_on(workspace: Path, experiment: str) -> None:

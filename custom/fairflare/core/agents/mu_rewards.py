@@ -49,7 +49,7 @@ def label_entropy(counts: Sequence[int]) -> float:
     return math.fsum(count / total * math.log(count / total) for count in counts if count > 0) + 0.0
 
 
-def told_entropy(counts: Sequence[int]) -> float:
+def round_entropy(counts: Sequence[int]) -> float:
     """Return :func:`label_entropy` rounded to :data:`ENTROPY_DECIMALS` decimals, as a site reports it.
 
     Rounding changes the scaled entropy E / log C that an agent sees by at most 0.05 / log C. The entropy of a site is

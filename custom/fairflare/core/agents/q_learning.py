@@ -61,11 +61,11 @@ class _Linear(nn.Module):
         super().__init__()
         bound = 1.0 / math.sqrt(fan_in)
 
-        def drawn(*shape: int) -> nn.Parameter:
+        def draw(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.rand(shape, generator=generator) * (2 * bound) - bound)
 
-        self.weight = drawn(fan_in, fan_out) if copies is None else drawn(copies, fan_in, fan_out)
-        self.bias = drawn(fan_out) if copies is None else drawn(copies, 1, fan_out)
+        self.weight = draw(fan_in, fan_out) if copies is None else draw(copies, fan_in, fan_out)
+        self.bias = draw(fan_out) if copies is None else draw(copies, 1, fan_out)
 
     def forward(self, x: Tensor) -> Tensor:
         return x @ self.weight + self.bias

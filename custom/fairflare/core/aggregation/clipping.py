@@ -134,7 +134,7 @@ def _measured(state: State, received: State | None) -> _Measured:
 def _clipped(state: State, received: State | None, scale: Mapping[str, float], steps: Mapping[str, int]) -> State:
     """Return a view of a site's state with limited changes; a tensor is limited when it is read."""
 
-    def made(name: str) -> torch.Tensor:
+    def clip_tensor(name: str) -> torch.Tensor:
         tensor = state[name]
         base = None if received is None else received[name]
         if tensor.is_floating_point():
@@ -147,7 +147,7 @@ def _clipped(state: State, received: State | None, scale: Mapping[str, float], s
         limit, start = steps[name], torch.zeros_like(tensor) if base is None else base
         return (start.long() + (tensor.long() - start.long()).clamp(-limit, limit)).to(tensor.dtype)
 
-    return Made(state, made)
+    return Made(state, clip_tensor)
 
 
 def _scaled(tensor: torch.Tensor, base: torch.Tensor | None, factor: float) -> torch.Tensor:

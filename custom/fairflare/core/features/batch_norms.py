@@ -97,19 +97,19 @@ def next_group(model: nn.Module, images: Tensor, done: Iterable[str] = (), *, fo
     calls: Counter[str] = Counter()
     tainted: set[str] = set()
 
-    def before(name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def note_input(name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
         calls[name] += 1
         if bool(torch.isnan(args[0]).any()):
             tainted.add(name)
 
-    def after(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    def blank_output(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         return torch.full_like(output, math.nan)
 
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))
         for name, module in pending.items():
-            stack.callback(module.register_forward_pre_hook(partial(before, name)).remove)
-            stack.callback(module.register_forward_hook(after).remove)
+            stack.callback(module.register_forward_pre_hook(partial(note_input, name)).remove)
+            stack.callback(module.register_forward_hook(blank_output).remove)
         (forward or model)(images)
     reached = list(calls)
     names = [name for name in reached if name not in tainted] or reached[:1]
@@ -134,7 +134,7 @@ class Moments:
     squares: Tensor
 
     @classmethod
-    def of(cls, values: Tensor) -> Moments:
+    def compute(cls, values: Tensor) -> Moments:
         """Compute the moments of (n, channels, ...) in float64; on the CPU if the device has no float64."""
         axes = [axis for axis in range(values.ndim) if axis != 1]
         wide = values.detach().to("cpu" if values.device.type == "mps" else values.device).double()
@@ -180,7 +180,7 @@ def measure(
         nonlocal left
         values = args[0]
         for part in values.split(max(1, WIDE // max(1, values[0].numel()))):
-            moments = Moments.of(part)
+            moments = Moments.compute(part)
             measured[name] = measured[name].joined(moments) if name in measured else moments
         left -= 1
         if left == 0:

@@ -65,7 +65,7 @@ def lone_samples(model: nn.Module) -> Iterator[None]:
     switched: set[nn.Module] = set()
     warned: list[str] = []
 
-    def before(name: str, module: Any, args: tuple[Any, ...]) -> None:
+    def switch_off(name: str, module: Any, args: tuple[Any, ...]) -> None:
         if not module.training or not args or args[0].ndim < 2 or args[0].numel() != args[0].shape[1]:
             return
         if module.running_mean is None:
@@ -79,7 +79,7 @@ def lone_samples(model: nn.Module) -> Iterator[None]:
         switched.add(module)
         module.training = False
 
-    def after(module: Any, args: tuple[Any, ...], output: Any) -> None:
+    def switch_on(module: Any, args: tuple[Any, ...], output: Any) -> None:
         if module in switched:
             switched.remove(module)
             module.training = True
@@ -87,6 +87,6 @@ def lone_samples(model: nn.Module) -> Iterator[None]:
     with ExitStack() as stack:
         for name, module in model.named_modules():
             if isinstance(module, norms_of("batch")):
-                stack.callback(module.register_forward_pre_hook(partial(before, name)).remove)
-                stack.callback(module.register_forward_hook(after, always_call=True).remove)
+                stack.callback(module.register_forward_pre_hook(partial(switch_off, name)).remove)
+                stack.callback(module.register_forward_hook(switch_on, always_call=True).remove)
         yield

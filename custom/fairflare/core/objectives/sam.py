@@ -96,7 +96,7 @@ class SAM:
             self.skipped_steps += 1
             return loss
 
-        first = [_taken(p, g) for p, g in zip(params, gradients, strict=True)]
+        first = [_take_gradient(p, g) for p, g in zip(params, gradients, strict=True)]
         del gradients
         weights = [p.detach().clone() for p in params]
         statistics = _running_statistics(self.model)
@@ -180,7 +180,7 @@ class GSAM(SAM):
 # ------------------------------------------------------------------------------------------------------------
 
 
-def _taken(param: Tensor, gradient: Tensor) -> Tensor:
+def _take_gradient(param: Tensor, gradient: Tensor) -> Tensor:
     """Remove and return a parameter's gradient, so that the next backward pass does not write into this tensor."""
     param.grad = None
     # A view of a larger buffer (data-parallel buckets) is cloned, since the buffer's owner may still write into it.

@@ -204,7 +204,7 @@ class _Rows:
             self._find_scale((a - self.first[0], b - self.first[1]), (a, b))
         if width and len(a[others]) and not self.looked:
             self._look_at_first(a[others], b[others])
-        self.pieces.append(self._kept(a, b))
+        self.pieces.append(self._store(a, b))
         self.n += len(a)
 
     def _look_at_first(self, *features: Tensor) -> None:
@@ -218,10 +218,10 @@ class _Rows:
             usual = apart.median() if len(apart) else base.double().norm()
             if (first - base).double().norm() > STANDS_OUT * usual:  # the comparison is False with NaN
                 old, self.first = self.first, bases
-                self.pieces = [self._kept(*old)] if self.pieces else []
+                self.pieces = [self._store(*old)] if self.pieces else []
                 return
 
-    def _kept(self, a: Tensor, b: Tensor) -> list[Callable[[], Tensor]]:
+    def _store(self, a: Tensor, b: Tensor) -> list[Callable[[], Tensor]]:
         """Write the rows of some images to the store, and return one function per block that reads the block."""
         assert self.first is not None
         (first_a, first_b), blocks = self.first, []

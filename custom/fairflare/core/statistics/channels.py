@@ -54,9 +54,9 @@ def described(names: Sequence[str], images: Sequence[npt.NDArray[np.generic]]) -
                 "have equal pixels: a copy" if alike > COPY else "are almost equal, as frames of one series over time"
             )
             odd.append(f"its {one} and {other} {what}")
-    likeness = [_told(small[0], image) for image in small[1:]]
+    likeness = [_share_information(small[0], image) for image in small[1:]]
     for name, image, correlation in zip(names[1:], small[1:], likeness, strict=True):
-        turned = [_told(small[0], np.flip(image, axis)) for axis in range(image.ndim)]
+        turned = [_share_information(small[0], np.flip(image, axis)) for axis in range(image.ndim)]
         if max(turned) > CLEARER * correlation:
             along = ("rows", "columns", "slices")[int(np.argmax(turned))]
             odd.append(f"its {name} fits {names[0]} better with its {along} in the opposite order: is it mirrored?")
@@ -103,7 +103,7 @@ def _scaled(values: Array) -> Array:
     return scaled
 
 
-def _told(one: Array, other: Array) -> float:
+def _share_information(one: Array, other: Array) -> float:
     """Return the mutual information of two images as a share of the mean of their entropies."""
     both = np.histogram2d(one.ravel(), other.ravel(), BINS, ((0, 1), (0, 1)))[0] / one.size
     joint, a, b = (float(-(p[p > 0] * np.log(p[p > 0])).sum()) for p in (both, both.sum(0), both.sum(1)))

@@ -77,7 +77,7 @@ class Footing:
         without = {site: {k: structures for k, structures in self.of.items() if k != site} for site in sorted(self.of)}
         return [s for s, others in without.items() if len(_parts(others)) > len(self.parts) - ([s] in self.parts)]
 
-    def without(self, support: Mapping[str, Mapping[str, int]]) -> Footing:
+    def drop_empty(self, support: Mapping[str, Mapping[str, int]]) -> Footing:
         """Return a copy without each site's structures of which it has 0 images (``support``, by structure)."""
         supported = {
             k: frozenset(s for s in structures if support.get(k, {}).get(s, 1)) for k, structures in self.of.items()
@@ -182,7 +182,9 @@ class Footing:
         if not self.differs or not kinds:
             return reports
         losses = self.cells(metrics, "loss")
-        factor = {k: ratio / max(known_mean(losses[k].values()), LEAST_LOSS) for k, ratio in relative(losses).items()}
+        factor = {
+            k: ratio / max(average_known(losses[k].values()), LEAST_LOSS) for k, ratio in relative(losses).items()
+        }
         corrected = {}
         for site, report in reports.items():
             figures, score = metrics[site], "accuracy" if "accuracy" in metrics[site] else self.primary
@@ -255,11 +257,11 @@ def relative(losses: Cells) -> dict[str, float]:
         for site, by_name in losses.items()
     }
     names = sorted({name for by_name in floored.values() for name in by_name})
-    means = {name: known_mean(by_name[name] for by_name in floored.values() if name in by_name) for name in names}
-    return {site: known_mean(by_name[name] / means[name] for name in by_name) for site, by_name in floored.items()}
+    means = {name: average_known(by_name[name] for by_name in floored.values() if name in by_name) for name in names}
+    return {site: average_known(by_name[name] / means[name] for name in by_name) for site, by_name in floored.items()}
 
 
-def known_mean(values: Iterable[float]) -> float:
+def average_known(values: Iterable[float]) -> float:
     """Return the mean of those values that are finite; NaN if none is."""
     known = [value for value in values if math.isfinite(value)]
     return statistics.fmean(known) if known else math.nan

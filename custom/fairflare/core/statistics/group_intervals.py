@@ -85,7 +85,7 @@ def _odds(sums: Sums, error: float) -> Array:
     return np.concatenate([_sensitivity(sums, error), interval_over_cases(fp, fp + tn, squares, error)])
 
 
-def _told(sums: Sums, error: float) -> Array:
+def _test_positives(sums: Sums, error: float) -> Array:
     (tp, fp, fn, tn), _ = _count_outcomes(sums)
     return interval_over_cases(tp + fp, tp + fp + fn + tn, sums[CASES][1], error)
 
@@ -137,7 +137,7 @@ METRICS: Mapping[str, tuple[str, Measure]] = {
 GAPS: Mapping[str, tuple[str, Measure]] = {
     "equalised_odds": (CONFUSION, _odds),
     "equal_opportunity": (CONFUSION, _sensitivity),
-    "demographic_parity": (CONFUSION, _told),
+    "demographic_parity": (CONFUSION, _test_positives),
     **{f"{name}_gap": of for name, of in METRICS.items()},
 }
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.base.cases.floor import hidden_rows
+from fairflare.base.cases.floor import find_hidden_rows
 from fairflare.base.checks import gathered
 
 Array: TypeAlias = "npt.NDArray[np.float64]"
@@ -192,14 +192,16 @@ def _exceeds(values: Array, most: Array) -> bool:
     return bool((~np.isnan(values) & ~(values <= most + 1e-6 * (1 + np.abs(most)))).any())
 
 
-def hidden_groups(cases: Sequence[Hashable], numbers: npt.NDArray[np.int64], groups: int, least: int) -> frozenset[int]:
+def find_hidden_groups(
+    cases: Sequence[Hashable], numbers: npt.NDArray[np.int64], groups: int, least: int
+) -> frozenset[int]:
     """Return the groups of an attribute whose sums a site withholds.
 
     These are the groups with fewer than ``least`` cases, and further groups that are withheld so that nobody can
     compute the sums of the former.
 
     The sums over all groups are known from the site's metrics, so that the sums of a single hidden group would follow
-    from those of the other groups: see :func:`fairflare.base.cases.floor.hidden_rows`.
+    from those of the other groups: see :func:`fairflare.base.cases.floor.find_hidden_rows`.
 
     Args:
         cases: the case (patient) that each image belongs to.
@@ -209,10 +211,10 @@ def hidden_groups(cases: Sequence[Hashable], numbers: npt.NDArray[np.int64], gro
     """
     if least <= 1:
         return frozenset()
-    return hidden_rows({g: _different(cases, numbers == g) for g in range(groups)}, least)
+    return find_hidden_rows({g: _different(cases, numbers == g) for g in range(groups)}, least)
 
 
-def hidden_parts(
+def find_hidden_parts(
     cases: Sequence[Hashable],
     labels: npt.NDArray[np.int64],
     numbers: npt.NDArray[np.int64],
@@ -228,7 +230,7 @@ def hidden_parts(
     than ``least`` cases.
 
     Args:
-        cases, numbers, least: as in :func:`hidden_groups`.
+        cases, numbers, least: as in :func:`find_hidden_groups`.
         labels: (n,) class of each image.
         hidden: groups whose sums are withheld.
         classes: number of classes.

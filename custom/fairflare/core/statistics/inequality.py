@@ -208,11 +208,11 @@ def scores_test(
         variance = (sums[1] - sizes * means**2 + (square - mean**2) / 2) / (sizes - 0.5)
         return _logits(means, np.sqrt(np.maximum(variance, _TIE) / sizes), 0, 1)
 
-    dealt = _dealt(sizes, bins, powers, min(draws, max(WORK // counts.size, 999)))
+    dealt = _deal(sizes, bins, powers, min(draws, max(WORK // counts.size, 999)))
     return _compare_with_errors(compare_logits(powers @ counts.T), compare_logits(dealt), (0, 1), higher_is_better)
 
 
-def _dealt(sizes: Counts, bins: Counts, points: Numbers, draws: int) -> Numbers:
+def _deal(sizes: Counts, bins: Counts, points: Numbers, draws: int) -> Numbers:
     """Return the summed scores of the cases that each site is dealt, by drawing tables bin by bin.
 
     ``points``: (kinds, bins), of each kind of score; the result is (kinds, draws, sites).

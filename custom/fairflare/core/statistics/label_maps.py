@@ -258,7 +258,7 @@ def _map_at(features: Array, labels: npt.NDArray[np.integer], centroids: Mapping
     )  # fmt: skip
 
 
-def in_words(looks_like: Mapping[int, int], names: Mapping[int, str]) -> str:
+def describe_mix_up(looks_like: Mapping[int, int], names: Mapping[int, str]) -> str:
     """Describe in words how a site's labels seem to be mixed up (a map of labels other than the identity).
 
     Args:

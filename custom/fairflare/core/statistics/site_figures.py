@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fairflare.base.cases.floor import hidden_rows
+from fairflare.base.cases.floor import find_hidden_rows
 
 ALIKE = 0.02  # Wasserstein distance of intensities below which two sites count as alike
 PERCENTS = (5, 25, 50, 75, 95)  # percentages of the reported quantiles
@@ -74,7 +74,7 @@ COUNTS = {
 }
 
 
-def told(counts: Mapping[int, int], cases: Mapping[int, int], least: int) -> dict[int, int]:
+def drop_few(counts: Mapping[int, int], cases: Mapping[int, int], least: int) -> dict[int, int]:
     """Return counts by bin without bins that have too few cases, and without bins that would reveal these counts.
 
     Args:
@@ -82,7 +82,7 @@ def told(counts: Mapping[int, int], cases: Mapping[int, int], least: int) -> dic
         cases: number of cases with a record in the bin, by bin, ``>= 1``; same keys as ``counts``.
         least: smallest number of cases that a bin must have to be reported.
     """
-    hidden = hidden_rows(cases, least)
+    hidden = find_hidden_rows(cases, least)
     return {number: counts[number] for number in sorted(counts) if number not in hidden}
 
 

@@ -20,7 +20,7 @@ ELSEWHERE = (
 Box = tuple[slice, ...]
 
 
-def onto(grid: Grid, channel: Grid, values: npt.NDArray[Any], box: Box | None = None) -> npt.NDArray[Any]:
+def resample(grid: Grid, channel: Grid, values: npt.NDArray[Any], box: Box | None = None) -> npt.NDArray[Any]:
     """Return a channel's values on another grid: voxel on voxel where it lies on it, else interpolated linearly.
 
     A voxel outside the channel's field of view becomes 0.

@@ -25,13 +25,13 @@ def three_axes(shape: Sequence[int]) -> tuple[int, ...]:
     """
     lengths = tuple(int(length) for length in shape)
     if any(length != 1 for length in lengths[4:]):
-        raise of_several(lengths)
+        raise describe_several(lengths)
     if len(lengths) < 2:
         raise ValueError(f"it has the shape {lengths}, which is no picture")
     return lengths[: 3 + (lengths[3:4] not in ((), (1,)))]
 
 
-def of_several(shape: Sequence[int], wanted: int = 1) -> Misfit:
+def describe_several(shape: Sequence[int], wanted: int = 1) -> Misfit:
     """Return the misfit of a file with another number of volumes than is wanted."""
     problem = f"it holds {math.prod(shape[3:])} volume{'s' * (math.prod(shape[3:]) != 1)} (its shape is {tuple(shape)})"
     if wanted == 1:

@@ -218,7 +218,7 @@ def _fit_affines(image: Grid, mask: Grid) -> Fit | Misfit:
             far = f"mask and image lie up to {apart:.2g} mm apart ({apart / side:.2g} voxel)"
             fitting.append((Fit(turn, affine, far if apart > TOGETHER * side else ""), f"{name} and {its}"))
     if not fitting:
-        return (None if mask.of or image.of == "frames" else _lost_geometry(image, mask)) or _named(image, mask)
+        return (None if mask.of or image.of == "frames" else _find_lost_geometry(image, mask)) or _named(image, mask)
     if len({each.turn.tobytes() for each, _ in fitting}) > 1:
         return Misfit(
             TWO_FORMS, "it lies on the image in two ways, by image's and mask's "
@@ -334,7 +334,7 @@ def _named(image: Grid, mask: Grid) -> Misfit:
     )
 
 
-def _lost_geometry(image: Grid, mask: Grid) -> Misfit | None:
+def _find_lost_geometry(image: Grid, mask: Grid) -> Misfit | None:
     """Return a misfit if a program that did not know the geometry wrote the mask or the image.
 
     Such an affine follows the body's axes from the origin, mostly in steps of 1 mm. It is no geometry if the mask has

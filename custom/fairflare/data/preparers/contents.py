@@ -103,7 +103,7 @@ class Contents:
             if path.suffix == whole
         }
         unread = sorted((path for path in self.unread if path not in halves), key=_kind_of)
-        return "; ".join(_told(kind, list(paths), self.folder) for kind, paths in groupby(unread, _kind_of))
+        return "; ".join(_describe_files(kind, list(paths), self.folder) for kind, paths in groupby(unread, _kind_of))
 
     def notes(self) -> list[str]:
         """Return a list with one note on the files that are not read; an empty list if there are none."""
@@ -151,14 +151,14 @@ def _refuse(error: OSError) -> None:
     raise error
 
 
-def known_ending(path: Path) -> str:
+def find_ending(path: Path) -> str:
     """Return the ending of a file if the readers support it, else an empty text, as for ``1.2.840.5``."""
     return ending if (ending := suffix_of(path)) in SUFFIXES else ""
 
 
 def strip_ending(name: str) -> str:
     """Return a name without its ending, if the readers support that ending."""
-    return name[: len(name) - len(known_ending(Path(name)))]
+    return name[: len(name) - len(find_ending(Path(name)))]
 
 
 def _kind_of(path: Path) -> str:
@@ -166,7 +166,7 @@ def _kind_of(path: Path) -> str:
     return f"DICOM ({name})" if path.exists() and (name := class_of(path)[0]) else suffix_of(path)
 
 
-def _told(kind: str, paths: list[Path], folder: Path) -> str:
+def _describe_files(kind: str, paths: list[Path], folder: Path) -> str:
     names = named([path.relative_to(folder).as_posix() for path in paths])
     stem = strip_ending(paths[0].name).removesuffix(kind)
     content = content_of(paths[0]) if paths[0].is_file() and "DICOM" not in kind else ""

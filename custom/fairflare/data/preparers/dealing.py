@@ -22,7 +22,7 @@ from fairflare.data.partitions import apportion
 from fairflare.data.preparers.items import Item, corrupted, resized
 from fairflare.data.preparers.names import file_name
 from fairflare.data.preparers.options import option
-from fairflare.data.preparers.splitting import FRACTIONS, check_fractions, drawn_folds, group_labels
+from fairflare.data.preparers.splitting import FRACTIONS, check_fractions, draw_folds, group_labels
 
 Partition = Literal["site", "iid", "dirichlet", "two-pool", "shards", "quantity"]
 ShardMode = Literal["literal", "complement"]
@@ -131,11 +131,11 @@ def deal(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list[I
     if dealt or dealing.common_test or alike:
         items = [_apart(item) for item in items]
     if dealt and dealing.global_test and dealing.folds:
-        folds = drawn_folds(items, dealing.folds, "all images", image_seed("folds", seed))
+        folds = draw_folds(items, dealing.folds, "all images", image_seed("folds", seed))
         items = [replace(item, fold=folds[item.group]) for item in items]
     held_out = dealing.common_test or (dealt and dealing.global_test and not dealing.folds)
-    held, rest = _held_out(items, dealing, seed) if held_out else ([], list(items))
-    sites = _dealt(rest, dealing, seed) if dealt else gathered((item.site or "site-1", item) for item in rest)
+    held, rest = _hold_out(items, dealing, seed) if held_out else ([], list(items))
+    sites = _deal(rest, dealing, seed) if dealt else gathered((item.site or "site-1", item) for item in rest)
     if dealing.corrupt_sites > len(sites):
         raise ValueError(f"corrupt_sites={dealing.corrupt_sites}, but there are {len(sites)} sites")
     if dealing.global_test:
@@ -169,7 +169,7 @@ def corrupted_sites(names: Sequence[str], dealing: Dealing) -> list[str]:
     return list(names[len(names) - dealing.corrupt_sites :]) if dealing.corrupt is not None else []
 
 
-def _held_out(items: Sequence[Item], dealing: Dealing, seed: int) -> tuple[list[Item], list[Item]]:
+def _hold_out(items: Sequence[Item], dealing: Dealing, seed: int) -> tuple[list[Item], list[Item]]:
     """Draw the common test images by group, each class in the same share; return them and the remaining images."""
     groups, labels = group_labels(items)
     share = dealing.fractions[2]
@@ -196,7 +196,7 @@ def _shares(held: Sequence[Item], sites: Mapping[str, Sequence[Item]], seed: int
     }
 
 
-def _dealt(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list[Item]]:
+def _deal(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list[Item]]:
     if dealing.partition in BY_CLASS and not all(isinstance(item.mask, int) for item in items):
         raise DataError(
             f"partition {dealing.partition!r} needs classes, and these images have masks; use iid, quantity"

@@ -20,7 +20,7 @@ from fairflare.base.machine.memory import cores
 from fairflare.data.datalist import DataError
 from fairflare.data.dicom_files import files_of_series
 from fairflare.data.image_file import Picture, load_readers
-from fairflare.data.preparers.contents import known_ending
+from fairflare.data.preparers.contents import find_ending
 from fairflare.data.preparers.items import Item, Source, pixels_of
 from fairflare.data.preparers.names import file_name
 
@@ -66,7 +66,7 @@ class Draft:
             for file in files_of_series(source):
                 self._submit(f"{folder}/{name}/{file.name}", file)
             return name
-        name += known_ending(source) if isinstance(source, Path) else ".png"
+        name += find_ending(source) if isinstance(source, Path) else ".png"
         first = self._first.setdefault(name, folder) if shared else folder
         if first == folder:
             self._submit(f"{folder}/{name}", source)

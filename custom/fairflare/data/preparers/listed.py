@@ -148,12 +148,12 @@ def refuse_two_spellings(values: Iterable[str], what: str) -> None:
     fairflare.data.listing.samples.DataError: '0012' and '12.0' would be two patients; write them alike
     """
     unique(
-        ((by_value([composed(text).casefold()])[0], text) for text in values),
+        ((normalise_labels([composed(text).casefold()])[0], text) for text in values),
         f"would be two {what}; write them alike",
     )
 
 
-def by_value(labels: Sequence[str]) -> list[str]:
+def normalise_labels(labels: Sequence[str]) -> list[str]:
     """Return the labels of images unchanged, or without leading zeros and decimals if all are whole numbers.
 
     >>> by_value(["00", "1.0", "2"]), by_value(["00", "x"])
@@ -204,7 +204,11 @@ def attributes_of(
     for name, (column, edges) in columns_of(attributes).items():
         texts = [row.get(column, "") for row in rows]
         plain = dict(
-            zip(filled := [text for text in texts if text.lower() not in NOT_KNOWN], by_value(filled), strict=True)
+            zip(
+                filled := [text for text in texts if text.lower() not in NOT_KNOWN],
+                normalise_labels(filled),
+                strict=True,
+            )
         )
         known = [plain.get(text) for text in texts]
         values = sorted(set(plain.values()))
@@ -265,7 +269,7 @@ class CellMeanings:
         return tuple(self._label(item, name, text) for name, text in item.mask.items())
 
     def _label(self, item: Item, name: str, text: str) -> int:
-        plain = by_value([text])[0]
+        plain = normalise_labels([text])[0]
         if plain in ("0", "1"):
             return int(plain)
         blank = not text or text.lower() in NO_VALUE
@@ -287,7 +291,7 @@ def classes_of(labels: Sequence[str], given: Sequence[str] | None = None) -> tup
     Raises:
         DataError: there are fewer than two classes, a label is none of those given, or numbers cannot be classes.
     """
-    plain = by_value([*labels, *(given or ())])
+    plain = normalise_labels([*labels, *(given or ())])
     classes, names = plain[: len(labels)], plain[len(labels) :]
     if len(set(names)) != len(names):
         raise ValueError(f"classes must be different names or numbers, got {list(given or ())}")

@@ -20,7 +20,7 @@ from fairflare.data.datalist import DataError, Sample
 from fairflare.data.geometry import DrawnOn, Misfit, codes_of
 from fairflare.data.image_file import MAX_IMAGE_BYTES, image_file
 from fairflare.data.intensity import bounds_of, counts_of
-from fairflare.data.kinds import Drawn, at_site, by_kind, drawn_of, odd_pair, shown
+from fairflare.data.kinds import Drawn, describe_mask, group_faults, name_site, odd_pair, shorten
 from fairflare.data.orientation import PLAIN, turn_of, turned
 from fairflare.data.preparers.contents import VOLUMES_TAKEN
 from fairflare.data.preparers.items import Item
@@ -90,7 +90,7 @@ def looks_of(cases: Sequence[Item], look: Looker) -> list[Look | Misfit | str]:
         except MemoryError as error:
             gib = [number / 2**30 for number in (reading_takes([sample], MADE), free_memory())]
             raise MemoryError(
-                f"'{at_site(str(case.image), case.site)}' takes about {gib[0]:.1f} GiB of memory to check, and "
+                f"'{name_site(str(case.image), case.site)}' takes about {gib[0]:.1f} GiB of memory to check, and "
                 f"{gib[1]:.1f} GiB are free; end other programs, or take a machine with more memory"
             ) from error
         except Exception as error:  # libraries raise errors of any type for a damaged file
@@ -144,7 +144,7 @@ def look_at_picture(image: Path, mask: Path | None, drawn_on: DrawnOn | None = N
     if len(values) > 2 and (odd := odd_pair(image, mask)):
         raise ValueError(odd)
     notes = (*notes_on(sample, how), *(f"mask: {note}" for note in file.notes(True)))
-    drawn = drawn_of(shown(image), picture.mean(-1), labels)
+    drawn = describe_mask(shorten(image), picture.mean(-1), labels)
     return Look(values, notes, drawn=drawn, names=file.names(), edges=edges_of(labels))
 
 
@@ -171,7 +171,7 @@ def look_at_volume(
     if count > 1:
         case = open_volume(sample, "", "none", MAX_IMAGE_BYTES, how, masked=mask is not None)
         opened, labels = next(one for one in case.images if one.facts.grid is case.grid), case.mask
-        images = [case.brought(number, one.array) for number, one in enumerate(case.images)]
+        images = [case.bring_to_grid(number, one.array) for number, one in enumerate(case.images)]
     elif mask is None:
         opened = _open(image, "image", "", "none", MAX_IMAGE_BYTES, how)
     else:
@@ -208,7 +208,7 @@ def look_at_volume(
         slices,
         empty,
         plane is None or bool(np.array_equal(PLAIN if turn is None else turn, PLAIN if upright is None else upright)),
-        None if labels is None else drawn_of(shown(image), volume, labels),
+        None if labels is None else describe_mask(shorten(image), volume, labels),
         () if affine is None else _axes(affine, facts.grid.shape),
         tuple(bool(np.nanmin(one) < AIR) for one in images),
         described(channels, images),
@@ -256,7 +256,7 @@ def refuse_bad(
     """
     if not bad:
         return ""
-    lines = "".join(f"\n  {line}" for line in by_kind((f"'{name}'", problem) for name, problem in bad))
+    lines = "".join(f"\n  {line}" for line in group_faults((f"'{name}'", problem) for name, problem in bad))
     if leave_out and len(bad) < number:
         return f"{len(bad)} of {number} {what} are left out:{lines}"
     how = "" if leave_out is None else ", or go on without them (--leave-out)"

@@ -14,7 +14,7 @@ import numpy as np
 from fairflare.base.checks import first_of, gathered
 from fairflare.data.datalist import DataError
 from fairflare.data.geometry import DrawnOn, Misfit, notes_of
-from fairflare.data.kinds import at_site, odd_images, odd_masks, shown, two_names
+from fairflare.data.kinds import name_site, odd_images, odd_masks, shorten, two_names
 from fairflare.data.preparers.dealing import Dealing
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.labels import labels_of
@@ -212,13 +212,13 @@ def _usable(
     silent = {case.image for case in cases if isinstance(case.mask, tuple) and max(case.mask) < 0}
     good = [(case, seen) for case, seen in looked if isinstance(seen, Look) and case.image not in silent]
     bad: list[tuple[str, str | Misfit]] = [
-        (at_site(name, site), problem) for site, tree in trees.items() for name, problem in tree.alone
+        (name_site(name, site), problem) for site, tree in trees.items() for name, problem in tree.alone
     ]
     unusable: list[tuple[Item, str | Misfit]] = [
         (case, "no finding of it is known for certain") for case in cases if case.image in silent
     ]
     unusable += [(case, problem) for case, problem in looked if not isinstance(problem, Look)]
-    bad += [(at_site(shown(case.image), case.site), problem) for case, problem in unusable]
+    bad += [(name_site(shorten(case.image), case.site), problem) for case, problem in unusable]
     if left_out := refuse_bad(bad, len(good) + len(bad), f"{what}(s)", request.leave_out, notes):
         notes.append(left_out)
     refuse_empty({case.site for case in cases}, {case.site for case, _ in good})
@@ -228,10 +228,12 @@ def _usable(
         for site in dict.fromkeys(case.site for case, _ in good)
         for text in odd_masks([seen.drawn for case, seen in good if case.site == site and seen.drawn is not None])
     ]
-    seen_by = gathered((case.site, (shown(case.image), seen.channels)) for case, seen in good if seen.channels)
+    seen_by = gathered((case.site, (shorten(case.image), seen.channels)) for case, seen in good if seen.channels)
     notes += [f"{site}: {line}" if site else line for site, line in odd_images(seen_by)]
     called = ((site or "dataset.json", {k: v for k, v in tree.names.items() if k}) for site, tree in trees.items())
-    drawn = ((at_site(shown(case.mask), case.site), seen.names) for case, seen in good if isinstance(case.mask, Path))
+    drawn = (
+        (name_site(shorten(case.mask), case.site), seen.names) for case, seen in good if isinstance(case.mask, Path)
+    )
     for text in (*two_names(called), *two_names(drawn)):
         raise DataError(text)
     return good, notes
@@ -302,8 +304,8 @@ def _is_ct(case: Item, look: Look) -> bool:
     others = {name for name, is_ct in zip(case.channels, ct, strict=False) if not is_ct and name.upper() not in NUCLEAR}
     if any(ct) and others:
         raise DataError(
-            f"'{shown(case.image)}': of the images {', '.join(case.channels)} some are CT (by name, or by values below "
-            f"{AIR}) and {listing(others)} not; a task takes CT, perhaps with PET, or MR"
+            f"'{shorten(case.image)}': of the images {', '.join(case.channels)} some are CT (by name, or by "
+            f"values below {AIR}) and {listing(others)} not; a task takes CT, perhaps with PET, or MR"
         )
     return all(ct)
 

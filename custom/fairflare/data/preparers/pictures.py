@@ -13,7 +13,7 @@ from fairflare.data.preparers.dealing import Dealing
 from fairflare.data.preparers.looking import look_at_picture
 from fairflare.data.preparers.options import declare_preparer
 from fairflare.data.preparers.own import PrepareRequest, write_own
-from fairflare.data.preparers.trees import add_known, add_unlabelled, class_folders, listed, of_site, paired_sites
+from fairflare.data.preparers.trees import add_known, add_unlabelled, class_folders, listed, paired_sites, read_site
 
 # Options of :class:`.own.PrepareRequest` that each command has.
 IMAGES = ("csv", "columns", "attributes", "classes", "uncertain", "blank", "group", "leave_out")
@@ -118,7 +118,7 @@ def prepare_folders(
     if request.csv is not None:
         of_each, people = {key: called[key] for key in ("image", "label", "mask") if key in called}, None
     trees = {
-        name: of_site(name, images, labels, of_each, people, request.classes, pictures=True)
+        name: read_site(name, images, labels, of_each, people, request.classes, pictures=True)
         for name, (images, labels) in places.items()
     }
     if request.csv is not None:

@@ -90,7 +90,7 @@ def assign(
             )
         tested = {item.group: item.fold for item in items}
         if None in tested.values():
-            tested = dict(drawn_folds(items, folds, f"site '{site}'", image_seed(f"folds/{site}", seed)))
+            tested = dict(draw_folds(items, folds, f"site '{site}'", image_seed(f"folds/{site}", seed)))
         rest = [[item for item in items if tested[item.group] != fold] for fold in range(folds)]
         drawn = [
             _stratified(items_of_fold, site, image_seed(f"fold {fold}", seed), (*fractions[:2], 0.0))
@@ -107,7 +107,7 @@ def assign(
     return [[item.splits or (chosen[item.group],) for item in items]]
 
 
-def drawn_folds(items: Sequence[Item], folds: int, whose: str, seed: int) -> dict[str, int]:
+def draw_folds(items: Sequence[Item], folds: int, whose: str, seed: int) -> dict[str, int]:
     """Return the fold in which each group is tested, each class in all folds alike.
 
     Args:

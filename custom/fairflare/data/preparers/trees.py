@@ -17,11 +17,11 @@ from fairflare.data.dicom_files import DICOM, files_of_series, is_companion
 from fairflare.data.dicom_seg import file_in
 from fairflare.data.image_file import SUFFIXES
 from fairflare.data.image_file import VOLUMES as NIFTI
-from fairflare.data.kinds import named, shown
+from fairflare.data.kinds import named, shorten
 from fairflare.data.listing.attributes import NO_VALUE, NOT_KNOWN
 from fairflare.data.preparers.contents import VOLUMES_TAKEN, Contents, contents, strip_ending
 from fairflare.data.preparers.items import Item
-from fairflare.data.preparers.listed import by_value, columns_of, split_name
+from fairflare.data.preparers.listed import columns_of, normalise_labels, split_name
 from fairflare.data.preparers.names import composed, existing_folder, file_name, key_cases, listing, naming_site, unique
 from fairflare.data.preparers.tables import Images, Row, read_table
 
@@ -260,12 +260,12 @@ def _matched(
             f"without its {' and '.join(lacking)}, which 'channels' names":
                 len(names) > 1 and by_channel.keys() not in ({-1}, whole),
         }):  # fmt: skip
-            tree.alone += [(shown(path), problem) for path in by_channel.values()]
+            tree.alone += [(shorten(path), problem) for path in by_channel.values()]
         else:
             path, *more = by_channel.values()
             tree.cases.append(Item(key, key, path, masks[key], more=tuple(more), channels=tuple(names)))
     cases = {key for key, _ in images}
-    tree.alone += [(shown(mask), "a mask without an image") for key, mask in masks.items() if mask and key not in cases]
+    tree.alone += [(shorten(x), "a mask without an image") for key, x in masks.items() if x and key not in cases]
     return tree
 
 
@@ -429,7 +429,7 @@ def _rows(
     return read_table(file, list(needed), remedy, notes), called
 
 
-def _told(row: Row, called: Mapping[str, str]) -> dict[str, Any]:
+def _read_row(row: Row, called: Mapping[str, str]) -> dict[str, Any]:
     """Return the patient, site and split of an image by its row of a table, and the row itself."""
     split = split_name(row.get(called["split"], ""), row)
     patient, site = row.get(called["patient"], ""), composed(row.get(called["site"], ""))
@@ -501,7 +501,7 @@ def listed(
     for row, path, target, *more in zip(table, paths, labels, *others_of, strict=True):
         text = path.relative_to(source).as_posix()
         name = text if path.is_dir() else strip_ending(text)
-        fields = {**_told(row, called), "more": tuple(more), "channels": tuple(channels)}
+        fields = {**_read_row(row, called), "more": tuple(more), "channels": tuple(channels)}
         cases.append(Item(name, text, path, target, text=text if pictures else name, **fields))
     notes = [*images.contents.notes(), *notes]
     notes += [
@@ -536,7 +536,7 @@ def _once(
     first: dict[Path, tuple[Row, dict[str, Any]]] = {}
     kept_items: list[Item] = []
     again: list[Item] = []
-    for case, label in zip(cases, by_value([str(case.mask) for case in cases]), strict=True):
+    for case, label in zip(cases, normalise_labels([str(case.mask) for case in cases]), strict=True):
         fields = {of: label, "site": case.site, "patient": case.patient or "", "split": "".join(case.splits)}
         fields |= {column: case.row[column] for column in columns}
         before, known = first.setdefault(case.image, (case.row, fields))
@@ -551,7 +551,7 @@ def _once(
     return kept_items
 
 
-def of_site(
+def read_site(
     site: str, images: Path, labels: Path, columns: Mapping[str, str], attributes: Mapping[str, str] | None,
     classes: Sequence[str] | None, pictures: bool = False, channels: Sequence[str] = (),
 ) -> Tree:  # fmt: skip
@@ -584,7 +584,7 @@ def add_known(
         if len(places) > 1:
             raise DataError(f"{row.where}: image '{name}' is at several sites; add a column 'site'")
         missing += [] if places else [name]
-        items += [Item(name, name, path, "", **_told(row, called)) for path in places]
+        items += [Item(name, name, path, "", **_read_row(row, called)) for path in places]
     if missing:
         raise DataError(f"'{file}': {len(missing)} images that it names are at no site: {listing(missing)}")
     known = {item.image: item for item in _once(items, file, "label", attributes, notes)}

@@ -12,7 +12,7 @@ from fairflare.data.preparers.dealing import Dealing
 from fairflare.data.preparers.looking import look_at_volume
 from fairflare.data.preparers.options import Plane, declare_preparer
 from fairflare.data.preparers.own import PrepareRequest, write_own
-from fairflare.data.preparers.trees import add_unlabelled, listed, of_site, trees_of
+from fairflare.data.preparers.trees import add_unlabelled, listed, read_site, trees_of
 
 VOLUMES = (
     "csv", "columns", "attributes", "classes", "slices", "keep_empty", "leave_out", "unlabelled", "suffix", "channels",
@@ -60,7 +60,7 @@ def prepare_volumes(
     plane = None if request.slices is None else choice("slices", request.slices, get_args(Plane))
     if folders:
         trees = {
-            name: of_site(name, Path(images), Path(labels), columns, people, classes, channels=channels)
+            name: read_site(name, Path(images), Path(labels), columns, people, classes, channels=channels)
             for name, (images, labels) in folders.items()
         }
     elif csv is None:

@@ -57,7 +57,7 @@ class Tested:
         phases: a record of each exchange, for the results.
         of_all: the global test (:func:`fairflare.reporting.global_test.global_test`); ``None`` if there is none.
         personal: gains of the models that sites fine-tuned for themselves; ``None`` if there are none.
-        groups: metrics by group of people (:func:`fairflare.reporting.groups.by_group`); ``None`` if not asked for.
+        groups: metrics by group of people (:func:`fairflare.reporting.groups.summarise_groups`), if asked for.
         footing: describes which structures of which sites are compared.
         of_sums: sites left out only of the secure sums by group, with the reasons.
     """
@@ -81,7 +81,7 @@ class Tested:
         """Return the sites that are left out of the test, with the reasons."""
         return [LeftOut(site, TASK_VALIDATE, reason) for site, reason in sorted(self.phase.left_out.items())]
 
-    def said(self, name: str) -> dict[str, Any]:
+    def collect(self, name: str) -> dict[str, Any]:
         """Return one field of the sites' answers, by site, without the sites whose answer lacks it.
 
         Args:
@@ -102,16 +102,16 @@ class Tested:
         names_by_site = {site: suppressed_in(self.phase.stats[site], IN_GROUPS) for site in sorted(self.phase.good)}
         return {site: names for site, names in names_by_site.items() if names}
 
-    def drawn(self, metric: str) -> list[Vector]:
+    def collect_draws(self, metric: str) -> list[Vector]:
         """Return the primary metric on draws of each site's test cases, with what was drawn (such as patients)."""
-        units, counts = self.said(DRAWN_UNITS), self.said(NUM_UNITS)
+        units, counts = self.collect(DRAWN_UNITS), self.collect(NUM_UNITS)
         return [
             Vector(metric, site, unit=units.get(site, IMAGES), count=(site in counts and int(counts[site])) or None,
                    values=tuple(values))
-            for site, values in self.said(RESAMPLED).items()
+            for site, values in self.collect(RESAMPLED).items()
         ]  # fmt: skip
 
-    def without(self, metric: str) -> list[str]:
+    def list_undefined(self, metric: str) -> list[str]:
         """Return the sites that answered and whose value of ``metric`` is not finite, sorted."""
         values = {
             site: figures.get(OWN + metric, figures.get(metric, 0.0)) for site, figures in self.phase.good.items()
@@ -180,7 +180,7 @@ class FinalTest:
                 what |= {name: getattr(self.run, name) for name in GROUPS.fields}
             return self.ask(TASK_VALIDATE, current_round, state, list(sites), timeout, use, **what)
 
-        phase = exchange(self.roster.known(), self.run.validate_timeout)
+        phase = exchange(self.roster.list_known(), self.run.validate_timeout)
         tested = Tested(phase, phases=[phase.record()])
         # Ask failed sites again, unless all failed (then the model is at fault) or a dropped site never came back.
         again = sorted(set(phase.left_out) - self.roster.doubtful(phase.left_out))
@@ -193,8 +193,8 @@ class FinalTest:
         if validation:
             cells = {site: [c for c in phase.stats[site][CELLS] if c.split == VALIDATION] for site in phase.good}
             tested.validation = self.footing.make_comparable({s: values_of(measured) for s, measured in cells.items()})
-            sampling = tested.said(SAID)
-            self.footing = self.footing.without(
+            sampling = tested.collect(SAID)
+            self.footing = self.footing.drop_empty(
                 {site: values.get("structure_support") or {} for site, values in sampling.items()}
             )
         phase.good = self.footing.make_comparable(phase.good)
@@ -203,7 +203,7 @@ class FinalTest:
         tested.footing = self.footing
         return tested
 
-    def of_all(
+    def test_globally(
         self, state: Mapping[str, Any], current_round: int, lists: Sequence[Sequence[str]]
     ) -> tuple[Tested, list[list[str]]]:
         """Test the model that all sites share on the global test lists, each list at one of the sites that have it.

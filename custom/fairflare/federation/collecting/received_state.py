@@ -15,7 +15,7 @@ from fairflare.base.checks import few, first_of
 from fairflare.core.features.layers import is_statistic
 from fairflare.core.states import State, local_tensor
 from fairflare.exchange.messages import Message, clean_tensor
-from fairflare.exchange.tensor_file import Layout, LazyState, in_words
+from fairflare.exchange.tensor_file import Layout, LazyState, list_names
 from fairflare.methods.base.reports import Field, read_report, shortened
 
 FILTERS = (Field("filters", "names", required=False),)
@@ -94,8 +94,8 @@ class LikeReceived:
             f"site {site!r}: tensor {shortened(next(iter(unknown), ''))} is unexpected, the global model has none":
                 bool(unknown),
             f"site {site!r} sent no model; does a filter at the site exclude every tensor?": not params and bool(due),
-            f"site {site!r} sent no tensor that is averaged, only {in_words(list(params))}; does a filter at the site "
-            "exclude the others?": bool(due) and not averaged,
+            f"site {site!r} sent no tensor that is averaged, only {list_names(list(params))}; does a filter at the "
+            "site exclude the others?": bool(due) and not averaged,
         }):  # fmt: skip
             raise ValueError(problem)
 
@@ -108,9 +108,11 @@ class LikeReceived:
         layout = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in received.items()}
         notes = _filtered(site, message)
         if staying := [name for name in message.params if name in self.stays]:
-            notes.append(f"site {site!r}: {in_words(staying)} came that the job's method keeps at the sites; not used")
+            notes.append(
+                f"site {site!r}: {list_names(staying)} came that the job's method keeps at the sites; not used"
+            )
         if absent := [name for name in due if name not in params]:
-            notes.append(f"site {site!r}: {in_words(absent)} of {len(received)} did not come and count as unchanged")
+            notes.append(f"site {site!r}: {list_names(absent)} of {len(received)} did not come and count as unchanged")
         extra: dict[str, torch.Tensor] = {}
         below = []
         moved = not any(is_trained(name, received[name]) for name in params)
@@ -123,7 +125,7 @@ class LikeReceived:
             if keep:
                 extra[name] = tensor
         if below:
-            notes.append(f"site {site!r}: {in_words(below)} with variances below 0; the average is kept at 0 or more")
+            notes.append(f"site {site!r}: {list_names(below)} with variances below 0; the average is kept at 0 or more")
         return Incoming(layout, make, notes, extra, moved)
 
     def collected(self, state: State) -> State:

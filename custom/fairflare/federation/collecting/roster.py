@@ -57,13 +57,13 @@ class Roster:
         self._lock = threading.Lock()  # :meth:`seen` is called in the transport's threads
         transport.watch(self.seen)
 
-    def known(self) -> list[str]:
+    def list_known(self) -> list[str]:
         """Return the sorted names of the job's sites that are not excluded."""
         return sorted(set(self.transport.sites()) - set(self.excluded))
 
     def live(self, current_round: int) -> list[str]:
         """Return the sites to ask in the first phase (training) of a round, sorted."""
-        known = self.known()
+        known = self.list_known()
         live = [site for site in known if self._asks(site, ALL, current_round)]
         return live if len(live) >= self.min_sites else known
 
@@ -87,7 +87,7 @@ class Roster:
         """
         kind = f"{name} " if name else ""
         reason = f"not asked: no answer in time in {self.max_missed} {kind}phase{'s' * (self.max_missed > 1)} running"
-        silent = dict.fromkeys(sorted({*(self.known() if among is None else among)} - set(asked)), reason)
+        silent = dict.fromkeys(sorted({*(self.list_known() if among is None else among)} - set(asked)), reason)
         return silent if among is not None else {**silent, **self.excluded}
 
     def seen(self, site: str) -> None:

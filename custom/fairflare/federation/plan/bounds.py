@@ -65,7 +65,7 @@ def bounds_of(run: Bounds, num_sites: int) -> dict[str, Any]:
     return settings
 
 
-def in_words(run: Bounds, num_sites: int | None) -> str:
+def describe_bounds(run: Bounds, num_sites: int | None) -> str:
     """Return the bounds of a job in one line; ``num_sites`` is None if the number of sites is not known yet."""
     settings = bounds_of(run, num_sites or 0)
     shown = {name: f"{settings[name]:g}" for name in FOR_HOSPITALS if isinstance(settings[name], (int, float))}

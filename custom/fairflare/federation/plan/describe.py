@@ -19,7 +19,7 @@ from fairflare.federation.plan.papers import papers_of, published_setting
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.plan.run_settings import LIKE_SETTINGS, RunSettings
 from fairflare.federation.plan.site_training import training_by_task
-from fairflare.federation.plan.task_files import TASKS_BY_KIND, dealt_to, load_task_class
+from fairflare.federation.plan.task_files import TASKS_BY_KIND, deal_to, load_task_class
 from fairflare.methods.base.catalog import GROUPS, Method, all_methods, get_method, page_of, sums_of
 from fairflare.methods.base.home import every_tensor
 from fairflare.methods.base.local_loop import LOWEST_SHARE
@@ -154,7 +154,7 @@ def sections(name: str, kind: str | None = None) -> dict[str, list[Setting]]:
     task = load_task_class(TASKS_BY_KIND[kind])
     paper = published_setting(method)
     published = paper.settings if paper and kind == (paper.task or method.task) else training_by_task(kind, method)
-    dealt = dealt_to((paper or method).num_sites, task)
+    dealt = deal_to((paper or method).num_sites, task)
     server, site, learns = (
         {**usual, **published} for usual in (method.server, method.site, {**dealt, **method.learns})
     )
@@ -260,14 +260,14 @@ def quick_job(name: str, kind: str | None = None) -> str:
     given = []
     for one, other in ((quick.rule, paper.rule), (quick.training, paper.training), (quick.task, paper.task)):
         values, usual = values_of(one)["args"], values_of(other)["args"]
-        given += [f"{name}={_shown(getattr(one, name))}" for name in values if values[name] != usual[name]]
+        given += [f"{name}={_print_value(getattr(one, name))}" for name in values if values[name] != usual[name]]
     number = f"{quick.run.num_rounds} rounds, {len(quick.sites or [])} sites"
     text = f"Without --paper a job has {number}" + (f" and {', '.join(given)}." if given else ".")
     published, text = papers_of(get_method(name)), f"{text} Secure sums (secure=sums): {sums_of(get_method(name))}."
     return text if published else f"No published setting: the defaults are those of its classes. {text}"
 
 
-def _shown(value: Any) -> str:
+def _print_value(value: Any) -> str:
     return str(value.kind) if isinstance(value, Part) else typed(value)
 
 

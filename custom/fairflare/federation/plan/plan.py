@@ -26,10 +26,10 @@ from fairflare.federation.plan.task_files import (
     TASKS_BY_KIND,
     brings,
     bundle_class,
-    dealt_to,
+    deal_to,
     describe_object,
-    like,
     load_task_class,
+    rebuild_task,
 )
 from fairflare.methods.base.catalog import Method, Paper, get_method, method_of
 from fairflare.methods.base.rule import Rule
@@ -60,8 +60,8 @@ class Plan:
         paper: the paper whose published setting the run has; ``None`` for a quick job, or where none is published.
         script: the sites' own training script; ``None`` if they have none.
         monai_bundle: folder of the MONAI bundle that is learned; ``None`` if the task is of another kind.
-        brought: settings of local training that the task prescribes, one line of text for each.
-        instead: settings of another method's set-up (``train_like``) that replace the method's own, one line each.
+        prescribed: settings of local training that the task prescribes, one line of text for each.
+        replaced: settings of another method's set-up (``train_like``) that replace the method's own, one line each.
     """
 
     method: Method
@@ -75,16 +75,16 @@ class Plan:
     paper: Paper | None = None
     script: Script | None = None
     monai_bundle: Path | None = None
-    brought: tuple[str, ...] = ()
-    instead: tuple[str, ...] = ()
+    prescribed: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
 
 
 def make_plan(method: str | None = None, **wanted: Any) -> Plan:
     """Return the plan of a run; the arguments are those of :class:`.request.RunRequest`, and settings of the run."""
-    return plan_of(RunRequest.of(method=method, **wanted))
+    return plan_run(RunRequest.make(method=method, **wanted))
 
 
-def plan_of(request: RunRequest) -> Plan:
+def plan_run(request: RunRequest) -> Plan:
     """Return the plan of a run, put together from what a user asks for.
 
     Raises:
@@ -93,10 +93,10 @@ def plan_of(request: RunRequest) -> Plan:
     """
     chosen = choose_method_and_task(request)
     usual = usual_settings(request, chosen)
-    settings = route(request, chosen, usual)
-    run, sites = run_and_sites(request, chosen, usual)
-    plan, alone = build_parts(request, chosen, run, sites, settings)
-    check_parts(request, chosen, plan, alone)
+    settings = route_to_parts(request, chosen, usual)
+    run, sites = choose_run_and_sites(request, chosen, usual)
+    plan, training_alone = build_parts(request, chosen, run, sites, settings)
+    check_parts(request, chosen, plan, training_alone)
     return plan
 
 
@@ -193,7 +193,9 @@ def usual_settings(request: RunRequest, chosen: Chosen) -> dict[str, Any]:
 Settings = dict[str, Any]
 
 
-def route(request: RunRequest, chosen: Chosen, usual: Mapping[str, Any]) -> tuple[Settings, Settings, Settings]:
+def route_to_parts(
+    request: RunRequest, chosen: Chosen, usual: Mapping[str, Any]
+) -> tuple[Settings, Settings, Settings]:
     """Return the settings of rule, training and task: the user's over the usual ones.
 
     Raises:
@@ -212,7 +214,7 @@ def route(request: RunRequest, chosen: Chosen, usual: Mapping[str, Any]) -> tupl
     return rule, training, {**of_method, **task}
 
 
-def run_and_sites(
+def choose_run_and_sites(
     request: RunRequest, chosen: Chosen, usual: Mapping[str, Any]
 ) -> tuple[RunSettings, list[str] | None]:
     """Return the settings of the run, and the names of its sites; ``None`` for every connected site.
@@ -255,37 +257,37 @@ def build_parts(
         ValueError: a value is out of range, or rule and training have different values of a setting.
     """
     method, (of_rule, of_training, of_task) = chosen.method, settings
-    dealt = dealt_to(chosen.length.num_sites if sites is None else len(sites), chosen.task_class)
+    dealt = deal_to(chosen.length.num_sites if sites is None else len(sites), chosen.task_class)
     task = _task(request, chosen, {**dealt, **of_task})
     of_method = {name: value for name, value in method.site.items() if name not in request.instead_of_epochs}
     known = (*request.settings, *method.keeps)
-    brought = {k: v for k, v in task.training_settings(request.settings).items() if k not in known}
-    shared = {k: v for k, v in brought.items() if k in field_names(method.rule)}  # such as q-FedAvg's learning_rate
+    prescribed = {k: v for k, v in task.training_settings(request.settings).items() if k not in known}
+    shared = {k: v for k, v in prescribed.items() if k in field_names(method.rule)}  # such as q-FedAvg's learning_rate
     with_rule = shared_values(method.training, request.rule)
     with_training = shared_values(method.rule, request.training)
     rule = request.rule or build(method.rule, {**method.server, **of_rule, **shared, **with_training})
-    training = request.training or build(method.training, {**of_method, **of_training, **brought, **with_rule})
+    training = request.training or build(method.training, {**of_method, **of_training, **prescribed, **with_rule})
     check_shared(rule, training)
     rule.check_run(run.num_rounds, None)
-    alone = training
+    training_alone = training
     if chosen.model is not method and type(training) is method.training:
         by_user = {name: value for name, value in request.settings.items() if name not in LIKE_SETTINGS}
         by_user = route_settings(by_user, method, chosen.task_class)[1]
-        alone = build(method.training, {**of_method, **by_user, **brought, **with_rule})
+        training_alone = build(method.training, {**of_method, **by_user, **prescribed, **with_rule})
     if training.norm_statistics == "recalibrated":
         run = replace(run, norm_statistics="recalibrated")
-    instead = (
+    replaced = (
         f"{name}={getattr(training, name)!r} (its own: {value!r})"
         for name, value in (of_method if chosen.model is not method else {}).items()
         if name not in request.settings and getattr(training, name, value) != value
     )
     bundle = None if request.monai_bundle is None else Path(request.monai_bundle).expanduser()
     lacks = () if request.small else _lacks(chosen.model, chosen.published, sites)
-    in_words = tuple(_describe_brought(brought, build(method.training, of_method)))
+    in_words = tuple(_describe_prescribed(prescribed, build(method.training, of_method)))
     return Plan(
         method, task, rule, training, run, sites, chosen.file, lacks, chosen.published, request.script, bundle,
-        in_words, tuple(instead),
-    ), alone  # fmt: skip
+        in_words, tuple(replaced),
+    ), training_alone  # fmt: skip
 
 
 def _task(request: RunRequest, chosen: Chosen, settings: Mapping[str, Any]) -> Task:
@@ -294,7 +296,9 @@ def _task(request: RunRequest, chosen: Chosen, settings: Mapping[str, Any]) -> T
         checksum = grouped(bundle_checksum(Path(request.monai_bundle).expanduser()))
         settings = {"bundle_sha256": checksum, **settings}
     given = request.task_object
-    task: Task = build(chosen.task_class, settings) if given is None else like(given, chosen.task_class, settings)
+    task: Task = (
+        build(chosen.task_class, settings) if given is None else rebuild_task(given, chosen.task_class, settings)
+    )
     task.by_name()
     return task
 
@@ -302,16 +306,16 @@ def _task(request: RunRequest, chosen: Chosen, settings: Mapping[str, Any]) -> T
 # ------------------------------------------------------------------------------------------------ checks
 
 
-def check_parts(request: RunRequest, chosen: Chosen, plan: Plan, alone: LocalTraining) -> None:
+def check_parts(request: RunRequest, chosen: Chosen, plan: Plan, training_alone: LocalTraining) -> None:
     """Check that the user's settings have an effect, and that the parts of a run fit each other.
 
     Raises:
         ValueError: a setting would do nothing, or parts do not fit; the message says why.
     """
     whose, components = f"method {chosen.method.name!r}", (plan.rule, plan.training, plan.task, plan.run)
-    by_hand = {**{k: v for k, v in request.options.items() if k in LIKE_SETTINGS}, **request.settings}
-    if vain := list(idle(components, by_hand)):
-        raise ValueError(f"{whose}: {'; '.join(vain)}")
+    by_user = {**{k: v for k, v in request.options.items() if k in LIKE_SETTINGS}, **request.settings}
+    if ineffective := list(idle(components, by_user)):
+        raise ValueError(f"{whose}: {'; '.join(ineffective)}")
     several = " of several findings an image" * bool(plan.task.findings)
     lacks = "" if chosen.can_learn and not several else f" cannot learn {chosen.kind}{several}"
     facts = facts_of(
@@ -319,21 +323,21 @@ def check_parts(request: RunRequest, chosen: Chosen, plan: Plan, alone: LocalTra
         script=request.script is not None, whose=f"{whose}{lacks}: ",
         other="; or choose another task or method" * bool(lacks),
     )  # fmt: skip
-    check = partial(_check_together, facts, plan, alone, shown=request.shown)
+    check = partial(_check_together, facts, plan, training_alone, shown=request.shown)
     if request.apart and plan.run.exchange != ALL:
         run_in_child(check, before=brings(plan.task))
     else:
         check()
 
 
-def _check_together(facts: dict[str, Any], plan: Plan, alone: LocalTraining, *, shown: bool) -> None:
+def _check_together(facts: dict[str, Any], plan: Plan, training_alone: LocalTraining, *, shown: bool) -> None:
     """Check that parts fit each other and the task's network, which may be built for the check.
 
     Args:
         facts: facts about the run, for the table of its aspects; with the sites' own scripts neither rule nor training
             is checked.
         plan: the plan.
-        alone: the training without settings of ``train_like``.
+        training_alone: the training without settings of ``train_like``.
         shown: whether to leave out checks that need the network.
 
     Raises:
@@ -344,7 +348,7 @@ def _check_together(facts: dict[str, Any], plan: Plan, alone: LocalTraining, *, 
     try:
         if not facts["script"]:
             plan.training.check_task(plan.task)
-            alone.check_task(plan.task)
+            training_alone.check_task(plan.task)
             plan.rule.check_run(plan.run.num_rounds, None if shown else plan.task)
     except ValueError as error:
         raise ValueError(f"{facts['whose']}{error}{facts['other']}") from error
@@ -370,10 +374,10 @@ def _refuse_twice(method: Method, request: RunRequest) -> None:
                     )
 
 
-def _describe_brought(brought: Mapping[str, Any], usual: LocalTraining) -> Iterator[str]:
+def _describe_prescribed(prescribed: Mapping[str, Any], usual: LocalTraining) -> Iterator[str]:
     """Yield each setting of local training that a task prescribes, with the method's own value where it differs."""
     plain = LocalTraining()
-    for name, value in brought.items():
+    for name, value in prescribed.items():
         usual_value = getattr(usual, name)
         differs = usual_value not in (value, getattr(plain, name))
         yield f"{name}={value!r}" + (f" (the method's own: {usual_value!r})" if differs else "")

@@ -84,7 +84,7 @@ class RunRequest:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, **wanted: Any) -> RunRequest:
+    def make(cls, **wanted: Any) -> RunRequest:
         """Return the request with these values by name; names that are no field of it are settings of the run."""
         known = {one.name for one in fields(cls)}
         options = {name: value for name, value in wanted.items() if name not in known}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fairflare.base.settings import field_names, values_of
-from fairflare.exchange.tensor_file import in_words
+from fairflare.exchange.tensor_file import list_names
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.home import OwnModel
 from fairflare.methods.base.rule import Rule
@@ -125,7 +125,7 @@ class AtHome:
         return {"measured": PERSONAL, "stays_at_sites": len(self.tensors)} if self.measured == PERSONAL else {}
 
 
-def at_home(site_half: Any, network: torch.nn.Module, say: Callable[..., None]) -> AtHome:
+def find_local_tensors(site_half: Any, network: torch.nn.Module, say: Callable[..., None]) -> AtHome:
     """Return which tensors the job's training keeps at the sites, and log them.
 
     Args:
@@ -141,6 +141,8 @@ def at_home(site_half: Any, network: torch.nn.Module, say: Callable[..., None]) 
     if home.model:
         say(f"every site has a model {home.model}")
     if names:
-        say(f"at the sites stay {in_words(names)} of {len(network.state_dict())}; every site is measured with its own")
+        say(
+            f"at the sites stay {list_names(names)} of {len(network.state_dict())}; every site is measured with its own"
+        )
     own_parts = bool(names) or isinstance(home, OwnModel)
     return AtHome(frozenset(names), PERSONAL if names or home.model else COMMON, own_parts)

@@ -65,12 +65,12 @@ def check_carried(task: Task, file: Path) -> None:
         )
 
 
-def like(task: Task, cls: type[Task], dealt: Mapping[str, Any]) -> Task:
+def rebuild_task(task: Task, cls: type[Task], dealt: Mapping[str, Any]) -> Task:
     """Return the task as an object of the class in the job's file, with synthetic data dealt to the run's sites."""
     if type(task) is cls and cls.__module__ != TASK_MODULE:
         return task
     values = {name: getattr(task, name) for name in field_names(cls)}
-    usual = {f.name: f.default for f in fields(cls) if f.name in dealt_to(1, cls)}  # type: ignore[arg-type]
+    usual = {f.name: f.default for f in fields(cls) if f.name in deal_to(1, cls)}  # type: ignore[arg-type]
     return cls(**{**values, **{name: dealt[name] for name, value in usual.items() if values[name] == value}})
 
 
@@ -84,7 +84,7 @@ def bundle_class(folder: Path, **others: Any) -> type[Task]:
     return task_class
 
 
-def dealt_to(sites: int, task: type) -> dict[str, Any]:
+def deal_to(sites: int, task: type) -> dict[str, Any]:
     """Return the setting by which a task deals synthetic data to so many sites, where the task has one."""
     return {DEALT_TO: sites} if DEALT_TO in field_names(task) else {}
 

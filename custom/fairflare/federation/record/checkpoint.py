@@ -26,9 +26,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fairflare.base.checks import first_of
-from fairflare.base.disk.files import private_folder, save_torch, sha256_of, to_disk, write_whole
+from fairflare.base.disk.files import flush_to_disk, private_folder, save_torch, sha256_of, write_whole
 from fairflare.base.disk.record_log import DamagedLog, RecordLog
-from fairflare.base.settings import NonNegativeInt, by_name
+from fairflare.base.settings import NonNegativeInt, flatten
 from fairflare.exchange.messages import clean_state
 from fairflare.exchange.tensor_folder import save_tensors
 from fairflare.federation.plan.task_files import DEALT_TO
@@ -200,7 +200,7 @@ class CheckpointFolder:
         for number in self._numbers():
             if number >= current_round:
                 self._state(number).unlink()
-        to_disk(self.folder)
+        flush_to_disk(self.folder)
         return checkpoint
 
     def best_model(self, checkpoint: Checkpoint) -> dict[str, torch.Tensor] | None:
@@ -336,7 +336,7 @@ def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
     The number of rounds and settings that follow the number of sites are checked elsewhere: a site may join or leave.
     """
-    was, now = by_name(old), by_name(new)
+    was, now = flatten(old), flatten(new)
     names = sorted({*was, *now} - {"num_rounds", BY_SITES})
     return [f"{n}: was {was.get(n)!r}, is {now.get(n)!r}" for n in names if was.get(n) != now.get(n)]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairflare.base.disk.files import remove_partials
-from fairflare.base.disk.locks import FolderInUse, FolderLock, in_words
-from fairflare.base.settings import by_name
+from fairflare.base.disk.locks import FolderInUse, FolderLock, describe_holder
+from fairflare.base.settings import flatten
 from fairflare.core.states import check_state
 from fairflare.exchange.messages import same_version
 from fairflare.federation.collecting.phase import ServerFault
@@ -86,8 +86,8 @@ class Experiment:
                     self.lock.take()
             except FolderInUse as error:
                 raise CheckpointError(
-                    f"experiment {self.run.experiment!r} is being run by {in_words(error.holder)}; wait until that "
-                    "run is over or abort it, or give this one another experiment id"
+                    f"experiment {self.run.experiment!r} is being run by {describe_holder(error.holder)}; wait until "
+                    "that run is over or abort it, or give this one another experiment id"
                 ) from None
             remove_partials(self.lock.folder, mine=True)
         remove_partials(self.place.run_dir)
@@ -163,7 +163,7 @@ class Experiment:
         for what, sites in (("no longer", then - here), ("new", here - then)):
             if sites:
                 yield f"{what} in the job: {', '.join(sorted(sites))}"
-        dealt, deals = (by_name(config).get(BY_SITES) for config in (checkpoint.config, self._config))
+        dealt, deals = (flatten(config).get(BY_SITES) for config in (checkpoint.config, self._config))
         if self.journal.synthetic and dealt != deals:
             yield f"the synthetic images were dealt to {dealt} sites, are to {deals}: every site has other images"
         if checkpoint.config["num_rounds"] != self.run.num_rounds:

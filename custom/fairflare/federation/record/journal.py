@@ -117,7 +117,7 @@ class Journal:
 
     def training(self, phase: Phase, record: RoundRecord) -> None:
         """Record in the results what the sites reported of a round's training."""
-        self.left_out(phase, record)
+        self.record_left_out(phase, record)
         record.validation = {site: dict(phase.good[site]) for site in sorted(phase.good)}
         record.suppressed = {
             site: withheld for site, training in sorted(phase.trained.items())
@@ -137,7 +137,7 @@ class Journal:
         lines = {site: entry[LAST_LINE] for site, entry in self.info.get(PRIVACY, {}).items() if LAST_LINE in entry}
         return {LAST_LINE: BySite(lines)} if lines else {}
 
-    def spent(self, phase: Phase) -> None:
+    def record_spent(self, phase: Phase) -> None:
         """Record the sites' reports about their privacy ledgers, also those of sites whose answer is not used."""
         stats = {site: training.stats for site, training in phase.trained.items()} | phase.stats
         spent = {
@@ -172,7 +172,7 @@ class Journal:
             self.say(f"round {record.current_round}: site {site!r} lost some of its state: {lost}", warning=True)
         return fields
 
-    def left_out(self, phase: Phase, record: RoundRecord) -> None:
+    def record_left_out(self, phase: Phase, record: RoundRecord) -> None:
         """Record one exchange of a round, and the sites that were left out of the exchange."""
         record.phases.append(phase.record())
         for site, reason in sorted(phase.left_out.items()):
@@ -236,7 +236,7 @@ class Journal:
         for text in (
             *(f": site {left.site!r} left out: {left.reason}" for left in last.left_out),
             *(f", best model: site {left.site!r} left out: {left.reason}" for left in by_best),
-            *(f": site {site!r}: its {self.metric!r} is not finite" for site in last.without(self.metric)),
+            *(f": site {site!r}: its {self.metric!r} is not finite" for site in last.list_undefined(self.metric)),
             *(f": site {site!r} lost some of its state: {what}" for site, what in lost.items() if what),
             *(
                 f": site {s!r}: {len(names)} metric(s) {withheld_reason(s, private, numbers)}"
@@ -247,7 +247,7 @@ class Journal:
         self._note_classes_at_home(last.phase)
         rounds = read_results(self.store.folder).rounds
         is_last = best.made == number - 1
-        sampling, most = last.said(SAID), best.run.test_last
+        sampling, most = last.collect(SAID), best.run.test_last
         inequality, ends = standing(last.test, sampling, self.info, last.footing)
         about = {
             site: dict(
@@ -268,13 +268,13 @@ class Journal:
             for model, results in ((LAST, last), (BEST, of_best)) if results is not None
             for site, of_site in sorted(results.validation.items()) for metric, value in of_site.items()
         ]  # fmt: skip
-        clinical, vectors = clinical_of(last.said(CLINICAL))
+        clinical, vectors = clinical_of(last.collect(CLINICAL))
         of_all, lists = last.of_all or ([], None)
         people, folds = last.groups or ([], [])
         self.store.finish(
             "completed",
             cells=[*cells, *of_all, *people, *clinical],
-            vectors=[*last.drawn(self.metric), *folds, *vectors],
+            vectors=[*last.collect_draws(self.metric), *folds, *vectors],
             inequality=inequality,
             personal=last.personal,
             footing=last.footing.as_dict() if last.footing.differs else None,
@@ -305,7 +305,7 @@ class Journal:
         private, numbers = (self.info.get(key, {}) for key in (PRIVACY, "said"))
         withheld = tested.withheld()
         reasons = {site: withheld_reason(site, private, numbers) for site in withheld}
-        classes = {name for one in tested.said(SAID).values() for name in one.get("class_support") or ()}
+        classes = {name for one in tested.collect(SAID).values() for name in one.get("class_support") or ()}
         return cells_of(
             model, test, withheld, reasons, self._footing.of, self._footing.empty, classes, {self.metric: about}
         )

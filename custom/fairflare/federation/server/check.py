@@ -253,7 +253,7 @@ class Check:
             RoundFailed: the run cannot begin; the message names the sites that prevent it and says what to do.
             ServerFault, Stopped: as in any exchange.
         """
-        run, sites = self.settings, self.roster.known()
+        run, sites = self.settings, self.roster.list_known()
         # The extra rounds' directives come beforehand, so that the sites can say whether they can do such rounds.
         extra = self.retraining.classifier.directives(run.num_rounds, run.num_rounds, sites) if run.crt_rounds else {}
         extras: dict[str, Any] = {"groups": tuple(run.groups), "directives": {**self.journal.ledgers(), **extra}}
@@ -324,7 +324,7 @@ class Check:
             structures[site] = next(annotated, every)
             if report.get("marked") and report["min_cases"] is None and self.task.has_classes is False:
                 support[site] = dict.fromkeys(structures[site].difference(report["marked"]), 0)
-        return Footing(structures, self.task.primary_metric).without(support)
+        return Footing(structures, self.task.primary_metric).drop_empty(support)
 
     @property
     def annotators(self) -> dict[str, list[str]]:

@@ -26,7 +26,7 @@ from fairflare.core.features.norms import running_statistics
 from fairflare.exchange.messages import clean_state, num_bytes
 from fairflare.exchange.sent_tensors import ALL, SentTensors
 from fairflare.federation.plan.run_settings import Place, RunSettings
-from fairflare.federation.plan.site_training import AtHome, at_home
+from fairflare.federation.plan.site_training import AtHome, find_local_tensors
 from fairflare.federation.plan.task_files import brings
 
 TRAINED = (torch.float32, torch.float64, torch.bfloat16)
@@ -84,7 +84,7 @@ def first_model(task: Task, run: RunSettings, place: Place, makes: tuple[str, ..
     )  # the job names the file; its author reads errors about it
     outside = named and not Path(checkpoint or "/").resolve().is_relative_to((place.carried or Path()).resolve())
     start = bool(run.initial_ckpt), checkpoint, outside
-    make = partial(_made, task, run.seed, run.exchange, makes, start, place.site_half)
+    make = partial(_make_first, task, run.seed, run.exchange, makes, start, place.site_half)
     if run.exchange == ALL or not place.apart:
         return make()
     names, first, content = run_in_child(_make_bytes, make, before=brings(task))
@@ -143,7 +143,7 @@ def check_network(model: torch.nn.Module, named: str) -> None:
         raise ValueError(f"{named} has no parameter that is trained; set requires_grad of what is to be learned")
 
 
-def _made(
+def _make_first(
     task: Task, seed: int, exchange: str, makes: tuple[str, ...], start: tuple[bool, str | None, bool], site_half: Any
 ) -> FirstModel:
     carried, checkpoint, outside = start
@@ -174,15 +174,15 @@ def _made(
             "exchange=all"
         )
     if rest:
-        part = sent.of(state)
+        part = sent.select(state)
         log_lines.append((
             f"exchange={exchange!r}: {len(part)} of {len(state)} tensors travel, {num_bytes(part)} of "
             f"{num_bytes(state)} bytes; the others are built at each site",
             False,
         ))  # fmt: skip
-    home = at_home(site_half, model, lambda text, warning=False: log_lines.append((text, warning)))
+    home = find_local_tensors(site_half, model, lambda text, warning=False: log_lines.append((text, warning)))
     return FirstModel(
-        state={name: tensor.clone() for name, tensor in sent.of(state).items()} if rest else state,
+        state={name: tensor.clone() for name, tensor in sent.select(state).items()} if rest else state,
         parameters=sent.parameters,
         frozen=frozenset(sent.names) - sent.changing,
         rest=after,

@@ -22,7 +22,7 @@ from fairflare.federation.server.personalisation import own_models
 from fairflare.federation.server.sums import SecureSums
 from fairflare.methods.base.rule import State
 from fairflare.reporting.global_test import global_test
-from fairflare.reporting.groups import POOLED, by_group
+from fairflare.reporting.groups import POOLED, summarise_groups
 from fairflare.reporting.results import LeftOut, RoundRecord
 
 
@@ -56,7 +56,7 @@ class ModelTests:
         """Test the model that a round has made, and record the figures; a site that fails misses this test alone."""
         tested = self.final_test(state, record.current_round + 1)
         record.test = tested.test
-        of_all = self.of_all(state, record.current_round + 1, tested)
+        of_all = self.test_globally(state, record.current_round + 1, tested)
         record.global_test = {cell.metric: cell.counted for cell in of_all[0]} if of_all else None
         record.phases += tested.phases
         record.left_out += tested.left_out
@@ -65,11 +65,11 @@ class ModelTests:
         """Test the last and the best model on every site's test split, and write the final models and results."""
         number = self.run.rounds_in_all
         last = self.final_test(state, number, validation=True, resample=self.run.bootstrap)
-        last.of_all = self.of_all(state, number, last)
+        last.of_all = self.test_globally(state, number, last)
         if self.run.groups:
             self._add_groups(last, state)
         metric = self.check.metrics[self.task.primary_metric]
-        undefined = last.without(metric.name)
+        undefined = last.list_undefined(metric.name)
         if len(last.phase.good) - len(undefined) < self.run.min_sites:
             for site in undefined:
                 last.phase.refuse(site, f"site {site!r}: its {metric.name!r} is not finite")
@@ -96,7 +96,7 @@ class ModelTests:
     def _add_groups(self, last: Tested, state: State) -> None:
         """Add the figures of groups of people; with secure sums those over all sites are opened as sums."""
         bins = self.run.group_bins, self.run.calibration_bins
-        numbers, withheld = last.said(BY_GROUP), last.withheld_groups()
+        numbers, withheld = last.collect(BY_GROUP), last.withheld_groups()
         if self.sums is not None:
             record, has, numbers = RoundRecord(current_round=self.run.rounds_in_all), numbers, {}
             try:
@@ -108,9 +108,9 @@ class ModelTests:
                 record.left_out.append(LeftOut(POOLED, "groups", str(failed)))
             last.phases += record.phases
             last.of_sums = [LeftOut(left.site, "groups", left.reason) for left in record.left_out]
-        last.groups = by_group(numbers, withheld)
+        last.groups = summarise_groups(numbers, withheld)
 
-    def of_all(self, state: State, number: int, tested: Tested) -> tuple[list[Cell], dict[str, Any]] | None:
+    def test_globally(self, state: State, number: int, tested: Tested) -> tuple[list[Cell], dict[str, Any]] | None:
         """Return the common model's metrics on ``test_global``, the images that belong to no site alone.
 
         ``None`` if no site has such images.
@@ -119,11 +119,11 @@ class ModelTests:
             return None
         if self.context.at_home.own_everywhere:
             return [], {"reason": "no model is the same at all sites: each has parts, or one, of its own"}
-        common, measured = self.final_test.of_all(state, number, lists)
+        common, measured = self.final_test.test_globally(state, number, lists)
         tested.phases += common.phases
         names = {name for name, metric in self.check.metrics.items() if metric.mean_of_images or name == LOSS.name}
         return global_test(
-            common.test, common.said(SAID), measured, common.phase.left_out if len(measured) < len(lists) else {},
+            common.test, common.collect(SAID), measured, common.phase.left_out if len(measured) < len(lists) else {},
             self.journal.info, names, self.check.groups,
         )  # fmt: skip
 

@@ -65,7 +65,7 @@ def own_models(
         at_others[owner] = {
             site: figures[name] for site, figures in tested.test.items() if site != owner and name in figures
         }
-    cases = {site: numbers[CASES] for site, numbers in last.said(SAID).items()}
+    cases = {site: numbers[CASES] for site, numbers in last.collect(SAID).items()}
     return {
         "part": part,
         **personal(metric, statistics, last.test, cases, at_others),

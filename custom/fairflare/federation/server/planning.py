@@ -88,7 +88,7 @@ class Planning(Rounds):
             lost = self.sums.agree(number, sites)
             sites = [site for site in sites if site not in lost]
         phase = self.asking(TASK_PLAN, number, asked, sites, self.settings.validate_timeout, use)
-        self.journal.left_out(phase, record)
+        self.journal.record_left_out(phase, record)
         record.accepted = sorted(phase.good)
         if len(record.accepted) < self.settings.min_sites:
             raise self.asking.too_few(phase)

@@ -175,7 +175,7 @@ class Recalibration:
             exchanges += 1
             for one in warned:
                 warnings.setdefault((one.site, one.kind), replace(one, kind=f"{TASK_NORMS}, {one.kind}"))
-        self.journal.left_out(total, record)
+        self.journal.record_left_out(total, record)
         self.journal.warned(warnings.values(), record, f", {TASK_NORMS}")
         self._note(total, record, {"measured": len(done), "exchanges": exchanges, "images": images}, pending.keys())
         return whole
@@ -227,7 +227,7 @@ class Recalibration:
         self, names: Sequence[str], reports: Mapping[str, NormReport], state: State
     ) -> tuple[dict[str, torch.Tensor], list[Warned]]:
         """Return the new statistics of batch norms under all their names, and warnings about sites beyond bounds."""
-        influence, new = Influence(self.run, len(self.roster.known())), dict[str, torch.Tensor]()
+        influence, new = Influence(self.run, len(self.roster.list_known())), dict[str, torch.Tensor]()
         counts, warnings = bounded_counts(reports, names, self.run.max_samples)
         weights = {n: {site: count / sum(by.values()) for site, count in by.items()} for n, by in counts.items()}
         weights = influence.weighed(Weighing(layers=weights)).layers or {}

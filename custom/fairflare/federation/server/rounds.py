@@ -106,7 +106,7 @@ class Rounds:
         try:
             self.experiment.open()
             current_round, state, context = self.opening()
-            self.know(context)
+            self.make_collector(context)
             with closing(self.collector):
                 while current_round < self.settings.rounds_in_all + 1:
                     try:
@@ -128,15 +128,15 @@ class Rounds:
         """End the run with the final test."""
         self.tests.finish(state)
 
-    def know(self, context: RunContext) -> None:
-        """Make what collects and tests models, which needs to know the network and what the sites said in the check."""
+    def make_collector(self, context: RunContext) -> None:
+        """Make what collects and tests models; it needs the network and what the sites reported in the check."""
         run, place = self.settings, self.place
         self.context, folder = context, place.run_dir / RESULTS_FOLDER / "staging"
         self.collector = Collector(
             self.rule, folder, self.bounds, run.seed, place.models_in_memory, self.metrics, self.sums, context
         )
         if self.sums is not None:
-            self.sums.know((context.rows, context.columns), self.collector.bounded)
+            self.sums.learn_layout((context.rows, context.columns), self.collector.bounded)
         self.tests = ModelTests(
             self.task, run, place, context, ask=self._ask, asking=self.asking, roster=self.roster, journal=self.journal,
             files=self.files, check=self.check, sums=self.sums, staging=self.collector.staging,
@@ -160,6 +160,7 @@ class Rounds:
         return before
 
     def _round(self, current_round: int, state: State) -> State:
+        """Train at the sites, average what they send, record the round, and return the next round's model."""
         for listener in self.listeners:
             listener.round_started(current_round)
         run = self.settings
@@ -169,7 +170,7 @@ class Rounds:
         trained = self.retraining.trained(state, current_round)
         self.collector.begin(
             current_round, run.num_rounds, shape=LikeReceived(trained, self.context.at_home.tensors), received=trained,
-            sites=record.sites, rule=rule, num_sites=len({*self.journal.info["sites"], *self.roster.known()}),
+            sites=record.sites, rule=rule, num_sites=len({*self.journal.info["sites"], *self.roster.list_known()}),
         )  # fmt: skip
         no_key = {}
         asks_again = isinstance(rule, TwoPhase) and rule.asks_about_anchor(current_round)
@@ -222,7 +223,7 @@ class Rounds:
         sites = self.roster.willing(asked, TASK_ANCHOR, number)
         phase = self._ask(TASK_ANCHOR, number, anchor, sites, timeout, self._take_anchor_report)
         phase.left_out |= self.roster.why_not(sites, TASK_ANCHOR, asked)
-        self.journal.left_out(phase, record)
+        self.journal.record_left_out(phase, record)
 
     def _try_with_fewer(self, record: RoundRecord, make: Callable[[], T]) -> T:
         """Return the result of ``make``; with secure sums, call ``make`` again without the sites that were lost."""
@@ -279,7 +280,7 @@ class Rounds:
         if name == TASK_TRAIN and isinstance(rule, SendsBeside):
             task_of["beside"] = dict(rule.beside())
         phase = self.asking(name, current_round, state, sites, timeout, use, directives=directives, **task_of)
-        self.journal.spent(phase)
+        self.journal.record_spent(phase)
         return phase
 
     def _trained(self, phase: Phase, site: str, message: Message) -> dict[str, float]:

@@ -97,10 +97,10 @@ class SecureSums:
         self._asked: dict[str, dict[str, Any]] = {}
         self._done: dict[tuple[bytes, str], dict[tuple[str, ...], dict[str, State]]] = {}
         self._anchor: tuple[list[str], State] | None = None
-        self.know((), dict)
+        self.learn_layout((), dict)
         self.renew()
 
-    def know(self, slices: Sequence[PartialSlices], bounded: Callable[..., Mapping[str, float]]) -> None:
+    def learn_layout(self, slices: Sequence[PartialSlices], bounded: Callable[..., Mapping[str, float]]) -> None:
         """Store which slices not all sites own, and what limits the weights of those that own one."""
         self.slices, self.bounded = slices, bounded
 
@@ -365,7 +365,7 @@ class SecureSums:
         self, label: str, ring: Ring, like: State, by_layer: LayerWeights, members: Sequence[str], even: set[str]
     ) -> tuple[SumAsked, SumLayout]:
         """Return the question for a mean, and its layout; add to ``even`` the layers that must have equal weights."""
-        layout = SumLayout.of(like, None if by_layer.keys() == {""} else layers_of(like))
+        layout = SumLayout.make(like, None if by_layer.keys() == {""} else layers_of(like))
         table = {site: tuple(float(by_layer[layer][site]) for layer in layout.layers) for site in members}
         in_parts = bool(self.kept["parts"]) and label != GROUPS  # a group's weights are fixed, and so one sum is enough
         opened = [{site: (1 / len(members),) for site in members}] * (self._anchor is not None and not in_parts)
@@ -458,7 +458,7 @@ class SecureSums:
 
         timeout = self.run.anchor_timeout
         masked = self.ask(TASK_MASK, number, {}, sorted(totals), timeout, add, sums=asking)
-        self.journal.left_out(masked, self.record)
+        self.journal.record_left_out(masked, self.record)
         self.agreed = [site for site in self.agreed if site not in masked.left_out]  # it may have lost its key
         if masked.left_out and not dealt:
             raise SitesLost({site: masked.left_out[site] for site in members if site in masked.left_out})
@@ -468,7 +468,7 @@ class SecureSums:
             released = self.ask(TASK_RELEASE, number, {}, missing, timeout, take_key, sums=asking)
             missing, over = [site for site in missing if site not in keys], time.monotonic() + pause > end
             if pause == PAUSE or over or not missing:
-                self.journal.left_out(released, self.record)
+                self.journal.record_left_out(released, self.record)
             if missing and over and not dealt:
                 why = f"{reasons(released.left_out.items())}. Without all of {listed(members)} the sum cannot be read"
                 raise SumLost(f"round {number}, release of the masks: {why}", released)

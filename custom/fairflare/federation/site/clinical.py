@@ -24,7 +24,7 @@ from fairflare.core.statistics.group_sums import (
     IMAGES,
     Array,
     Sums,
-    hidden_parts,
+    find_hidden_parts,
     impossible,
     sums_of,
 )
@@ -93,7 +93,7 @@ class ClinicalTable:
         if not by_class:
             return fields, []
         hidden = {
-            split: hidden_parts(whose.tolist(), truth, 0 * truth, frozenset(), least, scores.shape[1])
+            split: find_hidden_parts(whose.tolist(), truth, 0 * truth, frozenset(), least, scores.shape[1])
             for split, (truth, _, whose) in self.splits.items()
         }
         every = range(scores.shape[1])

@@ -79,7 +79,7 @@ def labels_of(task: Task, data: SiteData, sends_classes: bool, floor: Floor) -> 
     if None in marks or not any(marks):  # without any label there is nothing to count
         return facts
     counts = (
-        Census(mark for marks_of_split in marks for mark in marks_of_split or ()).told(names, floor.least)
+        Census(mark for marks_of_split in marks for mark in marks_of_split or ()).count_reportable(names, floor.least)
         if sends_classes
         else {}
     )
@@ -116,6 +116,6 @@ def support_of(task: Task, data: SiteData, floor: Floor) -> dict[str, Any]:
     if marks is None or task.has_classes:
         return {}
     census, names = Census(marks), task.outcome_names()
-    reported = set(names if floor.least <= 1 else census.told(names, floor.least))
+    reported = set(names if floor.least <= 1 else census.count_reportable(names, floor.least))
     numbers = [k for k in range(len(names)) if names[k] in reported and k in (data.annotated or (k,))]
     return {STRUCTURES: [names[k] for k in numbers], STRUCTURE_SUPPORT: [census.images[k] for k in numbers]}

@@ -28,8 +28,8 @@ from fairflare.core.statistics.group_sums import (
     IMAGES,
     OF_CLASSES,
     Array,
-    hidden_groups,
-    hidden_parts,
+    find_hidden_groups,
+    find_hidden_parts,
     impossible,
     shapes,
     sums_of,
@@ -189,10 +189,10 @@ class GroupTable:
         held: list[str] = []
         for attribute, numbers in self.numbers.items():
             count = self.groups[attribute]
-            hidden = hidden_groups(self.cases, numbers, count, least)
+            hidden = find_hidden_groups(self.cases, numbers, count, least)
             parts: frozenset[int] = frozenset()
             if labels is not None and by_class:
-                parts = hidden_parts(self.cases, labels, numbers, hidden, least, scores.shape[1])
+                parts = find_hidden_parts(self.cases, labels, numbers, hidden, least, scores.shape[1])
                 held += [f"{IN_GROUPS}{attribute}/class {part}" for part in sorted(parts)]
             groups = [name for name in self.names if name.startswith(f"{attribute}=")]
             held += [IN_GROUPS + groups[number] for number in sorted(hidden)]

@@ -37,17 +37,17 @@ IDLE = (
 )
 
 
-def told_training(training: LocalTraining, task: Task) -> dict[str, Any]:
+def describe_training(training: LocalTraining, task: Task) -> dict[str, Any]:
     """Return the description of a method's site half that is sent to the sites, with the job's metrics and the primary.
 
     The description names the class of the site half and holds its settings.
     """
-    metrics = {name: metric.told() for name, metric in task.by_name().items()}
+    metrics = {name: metric.describe() for name, metric in task.by_name().items()}
     component = {"kind": type(training).__name__, "settings": values_of(training)["args"]}
     return {**component, "metrics": metrics, "primary": task.primary_metric}
 
 
-def built_training(description: Any) -> LocalTraining:
+def build_training(description: Any) -> LocalTraining:
     """Build the method's site half that a server described; only the site half of a known method is built.
 
     Raises:

@@ -15,7 +15,7 @@ from fairflare.base.aspect import FINETUNING, SITE_KEYS
 from fairflare.base.checks import NO_SITE, SERVER
 from fairflare.base.disk.files import keys_once
 from fairflare.base.machine.computing import Computing
-from fairflare.base.settings import Flag, in_words
+from fairflare.base.settings import Flag, describe_type
 from fairflare.federation.site.gate import METRICS_BY_CLASS, MIN_CASES, TRAINS_BELOW
 from fairflare.methods.base.training import LocalTraining, SiteError
 
@@ -104,7 +104,7 @@ def setting(site: str, settings: Mapping[str, Any], name: str, usual: Any, kind:
     try:
         return TypeAdapter(kind).validate_python(chosen)
     except ValidationError:
-        problem = f"setting {name!r} must be {wanted or in_words(kind)}, got {chosen!r:.80}"
+        problem = f"setting {name!r} must be {wanted or describe_type(kind)}, got {chosen!r:.80}"
         raise SiteError(f"site {site!r}: {problem}") from None
 
 

@@ -42,7 +42,7 @@ class SiteNetwork:
     _terms: Terms = WHOLE
     _own: bool = False
 
-    def of(self, task: Task, request: SiteTask | None = None) -> torch.nn.Module:
+    def build(self, task: Task, request: SiteTask | None = None) -> torch.nn.Module:
         """Return the network in the form that the run of ``request`` needs; without a request, as in the last run.
 
         Raises:
@@ -58,7 +58,7 @@ class SiteNetwork:
             )
         if self.model is None or terms != self._terms:
             self.model, self._terms = None, terms
-            self.model = self._built(task, *terms)
+            self.model = self._build(task, *terms)
         return self.model
 
     def use(self, model: torch.nn.Module) -> None:
@@ -71,7 +71,7 @@ class SiteNetwork:
 
     def part(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the tensors of a state that are sent or saved; the network holds all others."""
-        return dict(state) if self.sent is None else self.sent.of(state)
+        return dict(state) if self.sent is None else self.sent.select(state)
 
     def forget(self) -> None:
         """Discard the network if only some of its tensors are sent, so that the next task builds it anew.
@@ -90,7 +90,7 @@ class SiteNetwork:
         except ValueError as error:
             raise SiteError(f"site {self.site!r}: {error}") from error
 
-    def _built(self, task: Task, exchange: str, makes: tuple[str, ...], seed: int, rest: str) -> torch.nn.Module:
+    def _build(self, task: Task, exchange: str, makes: tuple[str, ...], seed: int, rest: str) -> torch.nn.Module:
         self.sent = None
         if exchange == ALL:
             return self.computing.apply(network_of(task).to(self.device), self.device)

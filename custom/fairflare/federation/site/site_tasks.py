@@ -57,16 +57,16 @@ def check(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     run = worker.run(request, store)
     check_names(worker.site, [metric.name for metric in worker.task.declared_metrics()])
     check_unlabelled(worker.training, run.data, worker.site)
-    model = worker.network.of(worker.task, request)
+    model = worker.network.build(worker.task, request)
     if worker.private is not None:
         worker.private.check(worker.training, run, model)
     answers = worker.training.check(run, model)
-    if (later := ClassifierRetraining.told(worker.training, run.directives)) is not worker.training:
+    if (later := ClassifierRetraining.choose(worker.training, run.directives)) is not worker.training:
         check_unlabelled(later, run.data, worker.site)
         later.check(run, model)
     worker.task.check_site(model, run.data, worker.device)
     # Figures of the user's own are measured once here, as the first round would be lost with wrong ones.
-    if request.num_rounds and worker.private is None and worker.task.of_user("evaluate", "declared_metrics"):
+    if request.num_rounds and worker.private is None and worker.task.is_overridden("evaluate", "declared_metrics"):
         worker.evaluate(model, run, "validation")
     groups.check_asked(worker.site, worker.task, run.data, request.groups)
     lists = store.folder / LISTS
@@ -75,7 +75,7 @@ def check(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
         **labels_of(worker.task, run.data, worker.sends_classes, run.floor),
         "personal": worker.has_its_own(request),
         **({OTHER_IMAGES: True} if lists.exists() and lists.read_text("utf-8") != _lists(run.data) else {}),
-        **({"computing": worker.computing.on(worker.device)} if str(worker.computing) else {}),
+        **({"computing": worker.computing.describe(worker.device)} if str(worker.computing) else {}),
         **({groups.NAMES: groups.names_of(run.data, request.groups)} if request.groups else {}),
     }
     training = worker.training
@@ -108,9 +108,9 @@ def train(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
         model.load_state_dict(home.measured(run, received))
         metrics = run.metrics = worker.evaluate(model, run, "validation")
         model.load_state_dict(received)
-        training = ClassifierRetraining.told(worker.training, run.directives)
-        training = FineTuning.told(training, run.directives, shares=worker.settings.get(SUBMITS, False) is True)
-        run.unlabelled = Consistency.of(training, run, model) if training is worker.training else None
+        training = ClassifierRetraining.choose(worker.training, run.directives)
+        training = FineTuning.choose(training, run.directives, shares=worker.settings.get(SUBMITS, False) is True)
+        run.unlabelled = Consistency.make(training, run, model) if training is worker.training else None
         if alone := run.unlabelled is not None and run.unlabelled.alone:
             plain = {name: getattr(training, name) for name in field_names(LocalTraining)}  # no terms of the method
             training, run.data = LocalTraining(**plain), TrainedOn(run.data)  # type: ignore[assignment]
@@ -132,7 +132,7 @@ def train(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
             num_samples=None if alone else trained.num_samples,
             num_steps=trained.num_steps,
         )
-        return sums.kept_home(worker, request, store, reply, local, run.floor) if request.sums else reply
+        return sums.keep_update_home(worker, request, store, reply, local, run.floor) if request.sums else reply
     except BaseException as error:  # the server does not count this round for the site: remove its files
         stopped = isinstance(error, TaskStopped) or not isinstance(error, Exception)
         store.forget(request.current_round, half_done=not stopped)
@@ -207,7 +207,7 @@ def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
         reply.stats |= sums.groups_home(worker, request, store, run, table) if secure else {groups.TABLE: table}
     if request.resample:
         units = units_of(run.data.cases("test"), run.data.num_samples("test"))
-        draws = task.resampled(model, run.data, units.drawn(worker.site, request.resample), worker.device)
+        draws = task.resampled(model, run.data, units.draw(worker.site, request.resample), worker.device)
         if draws is not None:
             reply.stats |= {RESAMPLED: draws, DRAWN_UNITS: units.kind, NUM_UNITS: len(units.members)}
     return reply

@@ -79,7 +79,7 @@ def answered(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
     return SiteReply(**{**fields, "metrics": [Cell(**cell) for cell in fields["metrics"]]})
 
 
-def kept_home(
+def keep_update_home(
     worker: SiteWorker, request: SiteTask, store: SiteStore, reply: SiteReply, local: Mapping[str, torch.Tensor],
     floor: Floor,
 ) -> SiteReply:  # fmt: skip
@@ -88,7 +88,7 @@ def kept_home(
     Raises:
         SumRefused: the training changed integers that cannot be summed.
     """
-    update, model = reply.update or {}, worker.network.of(worker.task, request)
+    update, model = reply.update or {}, worker.network.build(worker.task, request)
     received = {name: request.state[name] for name in update}
     same_integers(worker.site, received, local)
     trained = (name for name, tensor in model.named_parameters(remove_duplicate=False) if tensor.requires_grad)
@@ -194,7 +194,7 @@ def mask(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
         })  # fmt: skip
         need(not problem, SumRefused(worker.site, f"sum {question.label!r} of round {number}: {problem}"))
         # Each part has its own weight: a common one would open the numbers of a class that only one site has.
-        layout = SumLayout.of(update := stored[question.vectors], layers_of(update) if part or len(row) > 1 else None)
+        layout = SumLayout.make(update := stored[question.vectors], layers_of(update) if part or len(row) > 1 else None)
         vectors[question.label], clipped = log.masked(question, pairs, layout, update)
         saturated += clipped
     return SiteReply(STATUS_OK, update=vectors, report={SATURATED: saturated})

@@ -140,7 +140,7 @@ class SiteWorker:
         self.sends_classes = setting(site, self.settings, METRICS_BY_CLASS, True)
         self.min_cases: int = setting(site, self.settings, MIN_CASES, 1, PositiveInt)
         self.trains_below = setting(site, self.settings, TRAINS_BELOW, True)
-        self.private = Private.of(site, self.settings)
+        self.private = Private.read(site, self.settings)
         self.save_seconds = setting(site, self.settings, SAVES, SAVE_SECONDS, NonNegative, "a number of seconds >= 0")
         self.state = SiteFolder(site, state_folder)
         self.device = pick_device(site, self.settings.get("device"))
@@ -158,21 +158,21 @@ class SiteWorker:
             request: the task that the server asks for.
             should_stop: is called at every batch and in every other long loop; True ends the task with a refusal.
         """
-        reply = self._told(request, self._answer(request, should_stop))
+        reply = self._release(request, self._answer(request, should_stop))
         try:
             if self.sent is not None:
                 note_sent(self.sent, request, reply)
         except Exception as error:  # an answer that cannot be logged is not sent
-            reply = self._told(request, refusal(self.site, request.name, error))
+            reply = self._release(request, refusal(self.site, request.name, error))
         return reply
 
-    def _told(self, request: SiteTask, reply: SiteReply) -> SiteReply:
+    def _release(self, request: SiteTask, reply: SiteReply) -> SiteReply:
         """Return the part of an answer that is sent: with differential privacy only counted or public values."""
         if self.private is None or request.name in SUMS.tasks:
             return reply
-        units = PrivateUnits.of(self._data) if self._data is not None else None
+        units = PrivateUnits.find(self._data) if self._data is not None else None
         metrics = [metric.name for metric in self.task.declared_metrics()]
-        return self.private.told(request, reply, metrics, units)
+        return self.private.release(request, reply, metrics, units)
 
     def _answer(self, request: SiteTask, should_stop: Callable[[], bool]) -> SiteReply:
         started = time.monotonic()
@@ -181,7 +181,7 @@ class SiteWorker:
         if self.threads is not None:  # set before each task: another site in this process may have set its own number
             torch.set_num_threads(self.threads)
         try:
-            with reused_memory(self.device.type), stoppable(should_stop), self.computing.in_force():
+            with reused_memory(self.device.type), stoppable(should_stop), self.computing.enforce():
                 reply = self._perform(request)
                 self._keep_home(request, reply)
         except (torch.cuda.OutOfMemoryError, MemoryError) as e:
@@ -208,11 +208,11 @@ class SiteWorker:
         """Remove from a reply the values that must not leave the site by the settings of the site or of the job."""
         if request.name in SUMS.tasks:  # such a reply has no measured values
             return
-        data = self._shown(request)
+        data = self._restrict_data(request)
         floor = Floor(data, self._floor(request))
         Gate(self.site, self.task, data, self.training, self.sends_classes, floor).keep_home(request, reply)
 
-    def _shown(self, request: SiteTask) -> Any:
+    def _restrict_data(self, request: SiteTask) -> Any:
         """Return the data as a task uses them: without classes of too few cases, and with the list that is tested."""
         assert self._data is not None  # every task that was performed has opened the data
         floor = self._floor(request)
@@ -254,12 +254,12 @@ class SiteWorker:
         stored = self.state.store(asked.run).load_at(LOCAL_MODEL, current_round)
         if stored is None:
             return None
-        self.network.of(self.task, asked)
+        self.network.build(self.task, asked)
         return dict(self.network.whole(stored))
 
     def stays(self, request: SiteTask | None = None) -> list[str]:
         """Return the names of the model's tensors that the method keeps at this site."""
-        return self.training.home.stays(self.network.of(self.task, request))
+        return self.training.home.stays(self.network.build(self.task, request))
 
     # -- internal parts
 
@@ -295,7 +295,7 @@ class SiteWorker:
 
     def open(self, request: SiteTask, store: SiteStore) -> tuple[SiteRun, torch.nn.Module]:
         """Return a task's run, and the network with the received model and the site's own tensors loaded into it."""
-        run, model = self.run(request, store), self.network.of(self.task, request)
+        run, model = self.run(request, store), self.network.build(self.task, request)
         run.sent, home, state = self.network.sent, self.training.home, request.state
         if isinstance(self.training, ByPeople):
             run.data = self.training.shown(run, model)
@@ -327,7 +327,7 @@ class SiteWorker:
         return SiteRun(
             site=self.site,
             task=self.task,
-            data=self._shown(request),
+            data=self._restrict_data(request),
             device=self.device,
             current_round=request.current_round,
             num_rounds=request.num_rounds,

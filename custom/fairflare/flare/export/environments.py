@@ -9,7 +9,7 @@ from typing import Any
 from nvflare.recipe.poc_env import PocEnv as StockPocEnv
 from nvflare.recipe.run import Run
 
-from fairflare.reporting.documents import Results
+from fairflare.reporting.documents import RunResults
 from fairflare.reporting.results import find_results, read_results
 
 
@@ -39,7 +39,7 @@ class PocEnv(StockPocEnv):
         return str(folder)
 
 
-def of(run: Run, timeout: float = 0.0) -> Results:
+def of(run: Run, timeout: float = 0.0) -> RunResults:
     """Wait for a run in any of FLARE's environments and read its results.
 
     Args:

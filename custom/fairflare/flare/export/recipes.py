@@ -9,7 +9,7 @@ from typing import Any
 from nvflare.job_config.script_runner import FrameworkType
 
 from fairflare.base.task import Task
-from fairflare.federation.plan.plan import Plan, plan_of
+from fairflare.federation.plan.plan import Plan, plan_run
 from fairflare.federation.plan.request import RunRequest
 from fairflare.federation.plan.run_settings import RunSettings, usual_waits
 from fairflare.federation.plan.task_files import BUNDLE_TASK, TASKS_BY_KIND, check_carried
@@ -100,15 +100,15 @@ class FairRecipe(JobRecipe):
         else:
             singly = {"min_sites": min_sites, "train_timeout": phase_timeout}
             options |= {key: value for key, value in singly.items() if value is not None}
-        request = RunRequest.of(
+        request = RunRequest.make(
             method=method, rule=rule, training=training, task=task, run=run, sites=sites, settings=settings,
             small=small, paper=paper, train_like=train_like, task_file=task_file, monai_bundle=monai_bundle,
             **{"label": name, "num_rounds": num_rounds, **options},
         )  # fmt: skip
-        self._define(plan_of(packaged(request, packaging)), packaging, name, isolate=isolate)
+        self._define(plan_run(packaged(request, packaging)), packaging, name, isolate=isolate)
 
     @classmethod
-    def of(cls, plan: Plan, packaging: str = "task_file") -> FairRecipe:
+    def make(cls, plan: Plan, packaging: str = "task_file") -> FairRecipe:
         """Return the recipe of a plan that is made already."""
         recipe = cls.__new__(cls)
         recipe._define(plan, packaging)

@@ -32,7 +32,7 @@ _Key = tuple[str, str]  # site that requests a piece, and id of the model
 
 
 @contextmanager
-def sent_in_turns(cell: Any) -> Iterator[bool]:
+def send_in_turns(cell: Any) -> Iterator[bool]:
     """Limit how many bytes of tensors are on their way to the sites over ``cell`` at once, while the context lasts.
 
     The context yields False if this version of FLARE does not allow it; then all sites are served at once.

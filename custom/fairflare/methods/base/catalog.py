@@ -331,7 +331,12 @@ def method_of(rule: Rule | None, training: LocalTraining | None) -> Method:
     if known and (rule or training):
         called = type(rule).__name__.lower()
         return max(
-            known, key=lambda m: (_held(rule, m.server), _held(training, m.site), m.name.replace("_", "") == called)
+            known,
+            key=lambda m: (
+                _count_matches(rule, m.server),
+                _count_matches(training, m.site),
+                m.name.replace("_", "") == called,
+            ),
         )
     if rule is None:
         raise ValueError("give a method's name, or a method's rule and training")
@@ -340,6 +345,6 @@ def method_of(rule: Rule | None, training: LocalTraining | None) -> Method:
     return Method(name, title, "", type(rule), type(training) if training else LocalTraining)
 
 
-def _held(component: Rule | LocalTraining | None, given: Mapping[str, Any]) -> int:
+def _count_matches(component: Rule | LocalTraining | None, given: Mapping[str, Any]) -> int:
     """Return how many of a method's own settings have the same value in ``component``, minus how many differ."""
     return sum(1 if getattr(component, name) == value else -1 for name, value in given.items()) if component else 0

@@ -81,7 +81,7 @@ class HalfDone:
             self._due = time.monotonic() + self._every
             self._start = self._fingerprint(training)
 
-    def taken_up(self) -> Position:
+    def resume(self) -> Position:
         """Restore the saved training into model, optimizer and run, and return its position.
 
         Return the beginning of the round if no training was saved, or if the saved one began with another model, seed,

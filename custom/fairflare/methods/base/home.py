@@ -87,7 +87,7 @@ class Home:
                 )
         return [name for name in model.state_dict() if name in names] if names else []
 
-    def sent_parameters(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    def copy_sent(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
         """Return copies of those parameters of a network, by name, that are trained and do not stay at the site."""
         stays = {*self.stays(model)}
         return {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad and n not in stays}

@@ -54,10 +54,10 @@ class ImageBatches:
         given = self.run.data.batches(self.split, batch_size=self.batch_size, shuffle_seed=seed)
         batches: Iterator[torch.Tensor] = (inputs for inputs, _ in given)
         if self.max_samples is not None:
-            batches = self._chosen(batches, seed, self.max_samples)
+            batches = self._choose(batches, seed, self.max_samples)
         return batches if self.max_samples is None and not self.least else self._cut(batches)
 
-    def _chosen(self, batches: Iterable[torch.Tensor], seed: int | None, count: int) -> Iterator[torch.Tensor]:
+    def _choose(self, batches: Iterable[torch.Tensor], seed: int | None, count: int) -> Iterator[torch.Tensor]:
         total = self.run.data.num_samples(self.split)
         chosen = set(torch.randperm(total, generator=torch.Generator().manual_seed(0))[:count].tolist())
         order = None if seed is None else self.run.data.order(self.split, seed)

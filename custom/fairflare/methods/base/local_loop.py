@@ -165,14 +165,14 @@ class LocalLoop:
         trained, run = self._train(), self.run
         if self._told is not None:  # report the round's size as if there were no hidden records
             trained.num_samples, trained.num_steps = run.data.num_samples("training"), self._told
-        return trained if run.unlabelled is None else run.unlabelled.told(trained)
+        return trained if run.unlabelled is None else run.unlabelled.report(trained)
 
     @all_records()
     def _train(self) -> Trained:
         training, run = self.half, self.run
         optimizer = self.optimizer = continued_optimizer(training, run, self.model, MOMENTS)
         progress = HalfDone(training, run, self.model, optimizer)
-        position = progress.taken_up()
+        position = progress.resume()
         try:
             with lone_samples(self.model):
                 for run.epoch in (
@@ -248,7 +248,7 @@ class LocalLoop:
                 for group in self.optimizer.param_groups:
                     group["lr"] = rate(training, run.current_round, run.num_rounds, share)
             run.batch = None if order is None else order[position.seen : position.seen + len(inputs)]
-            inputs = run.with_fewer_channels(inputs, run.epoch, position.steps)
+            inputs = run.drop_channels(inputs, run.epoch, position.steps)
             position.total = position.total + self._step(inputs, targets).double() * len(inputs)
             if position.steps % every == 0:
                 self._check_losses(position.total, position.num_steps + position.steps)

@@ -208,7 +208,7 @@ class SiteRun:
         """Return the rule that decides which counts of the site's data may be reported."""
         return Floor(self.data, self.min_cases)
 
-    def with_fewer_channels(self, inputs: torch.Tensor, *step: int) -> torch.Tensor:
+    def drop_channels(self, inputs: torch.Tensor, *step: int) -> torch.Tensor:
         """Return a batch in which random channels of samples are 0, if the server asks for it; one always stays.
 
         Args:

@@ -95,7 +95,7 @@ class ClassifierRetraining(LocalTraining):
     seed: Whole = 0
 
     @classmethod
-    def told(cls, training: LocalTraining, directives: Mapping[str, Any]) -> LocalTraining:
+    def choose(cls, training: LocalTraining, directives: Mapping[str, Any]) -> LocalTraining:
         """Return the site half that trains in this round: ``training``, or cRT's if the server's directives ask for it.
 
         cRT's site half takes its settings from ``training`` (such as the optimizer, the batch size and the learning

@@ -90,7 +90,7 @@ class Consistency:
         self._stream = self._batches()
 
     @classmethod
-    def of(cls, training: LocalTraining, run: SiteRun, model: torch.nn.Module) -> Consistency | None:
+    def make(cls, training: LocalTraining, run: SiteRun, model: torch.nn.Module) -> Consistency | None:
         """Return the consistency term of this round, or ``None`` if it is off or the site has no unlabelled images."""
         if training.unlabelled and UNLABELLED in run.data.lists:
             return cls(training, run, model)
@@ -154,7 +154,7 @@ class Consistency:
         for _ in range(0 if self.alone else self.steps):
             next(self._stream)
 
-    def told(self, trained: Trained) -> Trained:
+    def report(self, trained: Trained) -> Trained:
         """Add to a training's result the values that the server receives about the unlabelled images, and return it."""
         trained.more |= {SHARE: self.sure / max(self.seen, 1), **({WITHOUT_LABELS: True} if self.alone else {})}
         if self.alone and not trained.num_steps:
@@ -201,7 +201,7 @@ class NotDrawn(Consistency):
     def load_state(self, state: dict[str, Any]) -> None:
         """Do nothing, as no value of this term changes from step to step."""
 
-    def told(self, trained: Trained) -> Trained:
+    def report(self, trained: Trained) -> Trained:
         return trained
 
 

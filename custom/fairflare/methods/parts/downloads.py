@@ -78,10 +78,10 @@ class Downloads(SendsParts):
         first, before, factors = self._first, self._before, self._told
         names = frozenset(self._names)
 
-        def of(site: str) -> State:
+        def cut_part(site: str) -> State:
             if site not in factors:
                 return first
             with alone:
                 return self.part(change_between(state, before, names), factors[site]["share"])
 
-        return of
+        return cut_part

@@ -15,7 +15,7 @@ import torch
 from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import Flag, NonNegative, Positive, settings
 from fairflare.core import losses
-from fairflare.core.agents.mu_rewards import told_entropy
+from fairflare.core.agents.mu_rewards import round_entropy
 from fairflare.methods.base.training import SiteRun, criterion_loss
 from fairflare.methods.fed_prox import ProximalTraining, Pull
 from fairflare.methods.parts.probes import ReportsScore, mean_loss, score, score_in
@@ -137,7 +137,7 @@ class FairProximalTraining(ReportsScore, ProximalTraining):
             "accuracy": score(self, run, model, "validation"),
             "global_accuracy": score_in(run, run.metrics),
             "num_validation": run.data.num_samples("validation"),
-            "entropy": told_entropy(reported.tolist()) if reported is not None and bool(reported.any()) else None,
+            "entropy": round_entropy(reported.tolist()) if reported is not None and bool(reported.any()) else None,
             "num_classes": len(counts) if counts is not None else None,
             "mu": run.own.mu,
             "clamped": self._share_clamped(run.own.factors),

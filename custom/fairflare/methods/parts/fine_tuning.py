@@ -46,7 +46,7 @@ class FineTuning(LocalTraining):
     shares: Flag = False
 
     @classmethod
-    def told(cls, training: LocalTraining, directives: Mapping[str, Any], *, shares: bool) -> LocalTraining:
+    def choose(cls, training: LocalTraining, directives: Mapping[str, Any], *, shares: bool) -> LocalTraining:
         """Return the site half of this task: ``training``, or the fine-tuning if the server's directives ask for it.
 
         The fine-tuning has the settings of ``training``, a tenth of its learning rate, no schedule, and none of the
@@ -117,7 +117,7 @@ class FineTuning(LocalTraining):
         """
         task = run.task_on("test")
         units = units_of(run.data.cases("test"), run.data.num_samples("test"))
-        drawn, tuned, values, draws = units.drawn(run.site, 1000), deepcopy(model.state_dict()), [], []
+        drawn, tuned, values, draws = units.draw(run.site, 1000), deepcopy(model.state_dict()), [], []
         for state in (common, tuned):
             model.load_state_dict(state)
             batches = run.data.batches("test", batch_size=self.batch_size)

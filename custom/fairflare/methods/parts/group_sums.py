@@ -16,7 +16,7 @@ import torch
 
 from fairflare.base.site_data import Proxy
 from fairflare.base.task import evaluating
-from fairflare.core.statistics.group_sums import CONFUSION, Array, hidden_groups, hidden_parts, sums_of
+from fairflare.core.statistics.group_sums import CONFUSION, Array, find_hidden_groups, find_hidden_parts, sums_of
 from fairflare.methods.base.reports import TRAINING, Field
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, criterion_losses
 from fairflare.methods.parts.probes import MAX_LOSS
@@ -67,7 +67,7 @@ def check_told(run: SiteRun, values: Sequence[float], wanted: int, what: str) ->
         raise SiteError(f"site {run.site!r}: the server sent {len(values)} {what}, the site has {wanted}; {ALIKE}")
 
 
-def known_images(numbers: list[int] | None, site: str, method: str) -> list[int]:
+def require_numbers(numbers: list[int] | None, site: str, method: str) -> list[int]:
     """Return the numbers of a batch's images, which a method needs; raise ``SiteError`` if they are not known."""
     if numbers is None:
         raise SiteError(
@@ -77,7 +77,7 @@ def known_images(numbers: list[int] | None, site: str, method: str) -> list[int]
     return numbers
 
 
-def held(inputs: RoundInputs, images: Mapping[str, float]) -> dict[str, float]:
+def bound_counts(inputs: RoundInputs, images: Mapping[str, float]) -> dict[str, float]:
     """Return, by site, the factor on its numbers of images in a sum over sites that bounds the site's share.
 
     The share in this sum gets the same bound as the site's weight in the model.
@@ -97,15 +97,15 @@ def numbers_of(run: SiteRun, attribute: str, split: str) -> np.ndarray[tuple[int
     return np.asarray(run.data.group_numbers(split, attribute), np.int64)
 
 
-def known_groups(run: SiteRun, attribute: str) -> int:
+def count_groups(run: SiteRun, attribute: str) -> int:
     """Return the number of an attribute's groups, without the last group, which has the images without a value."""
     return len(run.data.attributes[attribute]) - 1
 
 
-def hidden(run: SiteRun, attribute: str, split: str) -> frozenset[int]:
+def withhold_groups(run: SiteRun, attribute: str, split: str) -> frozenset[int]:
     """Return the numbers of an attribute's groups whose sums the site withholds, as too few cases belong to them."""
     numbers = numbers_of(run, attribute, split)
-    return hidden_groups(_cases(run, split), numbers, known_groups(run, attribute) + 1, run.min_cases)
+    return find_hidden_groups(_cases(run, split), numbers, count_groups(run, attribute) + 1, run.min_cases)
 
 
 def confusions(run: SiteRun, model: torch.nn.Module, attribute: str, split: str) -> Array:
@@ -119,25 +119,25 @@ def confusions(run: SiteRun, model: torch.nn.Module, attribute: str, split: str)
     labels, scores = outcomes or (None, np.zeros((0, 0)))
     if labels is None:
         raise SiteError(f"site {run.site!r}: the gap between groups needs a task with classes")
-    numbers, withheld = numbers_of(run, attribute, split), hidden(run, attribute, split)
-    parts = hidden_classes(run, attribute, split, labels, scores.shape[1])
+    numbers, withheld = numbers_of(run, attribute, split), withhold_groups(run, attribute, split)
+    parts = find_hidden_classes(run, attribute, split, labels, scores.shape[1])
     tables = np.stack([
-        sums_of(labels, scores, numbers == group, 1, 1)[CONFUSION] for group in range(known_groups(run, attribute))
+        sums_of(labels, scores, numbers == group, 1, 1)[CONFUSION] for group in range(count_groups(run, attribute))
     ])  # fmt: skip
     tables[sorted(withheld & set(range(len(tables))))] = np.nan
     tables[:, sorted(parts)] = np.nan
     return tables
 
 
-def hidden_classes(
+def find_hidden_classes(
     run: SiteRun, attribute: str, split: str, labels: np.ndarray[Any, np.dtype[np.int64]], classes: int
 ) -> frozenset[int]:
     """Return classes whose sums the site withholds in all groups of ``attribute`` (empty: one group of all images)."""
     if run.settings.get("metrics_by_class") is False:
         return frozenset(range(classes))
     numbers = numbers_of(run, attribute, split) if attribute else np.zeros(len(labels), np.int64)
-    withheld = hidden(run, attribute, split) if attribute else frozenset[int]()
-    return hidden_parts(_cases(run, split), labels, numbers, withheld, run.min_cases, classes)
+    withheld = withhold_groups(run, attribute, split) if attribute else frozenset[int]()
+    return find_hidden_parts(_cases(run, split), labels, numbers, withheld, run.min_cases, classes)
 
 
 def training_losses(
@@ -176,11 +176,11 @@ def losses_by_group(
     losses, labels = training_losses(training, run, model)
     rows, out = [np.ones(len(losses), bool)], np.zeros((1, classes), bool)
     if attribute:
-        numbers, withheld = numbers_of(run, attribute, "training"), hidden(run, attribute, "training")
-        rows += [numbers == group for group in range(known_groups(run, attribute))]
+        numbers, withheld = numbers_of(run, attribute, "training"), withhold_groups(run, attribute, "training")
+        rows += [numbers == group for group in range(count_groups(run, attribute))]
         out = np.array([[row in withheld] * classes for row in range(-1, len(rows) - 1)])
     if classes > 1:
-        out[:, sorted(hidden_classes(run, attribute, "training", labels, classes))] = True
+        out[:, sorted(find_hidden_classes(run, attribute, "training", labels, classes))] = True
     column = labels if classes > 1 else np.zeros_like(labels)
     images = np.stack([np.bincount(column[row], minlength=classes) for row in rows])
     sums = np.stack([np.bincount(column[row], losses[row], classes) for row in rows])
@@ -215,7 +215,7 @@ class _OfPeople(Proxy):
 
     def batches(self, split: str, **options: Any) -> Batches:
         """Return batches as :meth:`fairflare.base.task.SiteData.batches` does; each sets the adapters' groups."""
-        order = known_images(self._inner.order(split, options.get("shuffle_seed")), self._site, "fair_lora")
+        order = require_numbers(self._inner.order(split, options.get("shuffle_seed")), self._site, "fair_lora")
         numbers = self._inner.group_numbers(split, self._attribute)
         return _Told(self._inner.batches(split, **options), self._model, [numbers[index] for index in order])
 

@@ -84,7 +84,7 @@ class Priors:
             )
         return network
 
-    def at_site(self, run: SiteRun, model: torch.nn.Module, *, cached: bool) -> SitePrior:
+    def open_site(self, run: SiteRun, model: torch.nn.Module, *, cached: bool) -> SitePrior:
         """Return the prior network, with cached features of the site's images if the data know the images' numbers."""
         network = self.network(run, model)
         if not cached or run.data.order("training") is None:

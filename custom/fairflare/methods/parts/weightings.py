@@ -90,20 +90,20 @@ class BySom(MapSettings, Weighting):
         states = {site: inputs.changing(inputs.states[site]) for site in inputs.sites}
         received = inputs.changing(inputs.received)
         rounds = self._map.rounds
-        before = self._kept().at(rounds) if rounds else None
-        placed = self._map.step(states, received, kept=before, keep=self._kept().begin(rounds + 1))
+        before = self._open_store().load(rounds) if rounds else None
+        placed = self._map.step(states, received, kept=before, keep=self._open_store().begin(rounds + 1))
         details = {"bmu": {site: list(cell) for site, cell in placed.bmu.items()}, "sigma": placed.sigma}
         return {site: placed.weights.get(site, 0.0) for site in inputs.sites}, {"som": details}
 
-    def _kept(self) -> KeptTensors:
+    def _open_store(self) -> KeptTensors:
         self._neurons.memory_folder = self.memory_folder
         return self._neurons
 
     def state_dict(self) -> dict[str, Any]:
-        return {"map": self._map.state_dict(), "neurons": self._kept().travelling(self._map.rounds)}
+        return {"map": self._map.state_dict(), "neurons": self._open_store().travelling(self._map.rounds)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the map; raise ``ValueError`` when the state belongs to a map with other settings."""
         self._map.seed = int(state["map"]["settings"]["seed"])
         self._map.load_state_dict(state["map"])
-        self._kept().take_back(self._map.rounds, state["neurons"])
+        self._open_store().take_back(self._map.rounds, state["neurons"])

@@ -138,12 +138,12 @@ def check_table(
         # In a ring with more bits of fraction, the difference of two sums with nearly equal weights would reveal more.
         f"its numbers are to be integers of {question.ring}; use the same version at server and sites":
             question.ring != RINGS.get(question.vectors, BUFFERS),
-    }) or _shown(question, limits, opened, least)  # fmt: skip
+    }) or _explain_exposure(question, limits, opened, least)  # fmt: skip
     if problem:
         raise SumRefused(site, f"sum {question.label!r} of round {question.round}: {problem}")
 
 
-def _shown(question: SumAsked, limits: Limits, opened: Sequence[Table], least: int) -> str:
+def _explain_exposure(question: SumAsked, limits: Limits, opened: Sequence[Table], least: int) -> str:
     """Return why weights would show too much of a site's numbers, and what to do; an empty text if they do not."""
     for softened in (weights for weights in question.own_weights if weights):
         # Whoever is not named adds nothing to the slice: what a sum shows of it is a matter of the others alone.

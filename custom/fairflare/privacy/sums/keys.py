@@ -115,7 +115,7 @@ class SiteKeys:
         Raises:
             SumRefused: ``run`` is not 32 bytes.
         """
-        if not (stored := self._kept(run)):
+        if not (stored := self._read_stored(run)):
             private = X25519PrivateKey.generate()
             hello = hello_of(run, self.site, fields(os.urandom(SIZE), private.public_key().public_bytes_raw()))
             secrets = {"private": private.private_bytes_raw().hex(), "own": os.urandom(SIZE).hex()}
@@ -228,7 +228,7 @@ class SiteKeys:
         return Pairs(self.site, run, roster, keys, bytes.fromhex(stored["own"]), stored["first"])
 
     def _load_run(self, run: Any) -> dict[str, Any]:
-        stored = self._kept(run)
+        stored = self._read_stored(run)
         self._need(
             stored,
             "it has no key of this run, and takes part again after the next agreement on keys; of two jobs of one "
@@ -236,7 +236,7 @@ class SiteKeys:
         )
         return stored
 
-    def _kept(self, run: Any) -> dict[str, Any]:
+    def _read_stored(self, run: Any) -> dict[str, Any]:
         """Return the key file's content, empty if it belongs to another run; remove outdated keys of all runs."""
         why = f"field 'run' must be {SIZE} bytes, got {run!r:.80}; use the same version at server and sites"
         self._need(isinstance(run, bytes) and len(run) == SIZE, why)

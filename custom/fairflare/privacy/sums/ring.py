@@ -93,7 +93,7 @@ class SumLayout:
     layers: tuple[str, ...]
 
     @classmethod
-    def of(cls, like: Mapping[str, torch.Tensor], owner: Mapping[str, str] | None = None) -> SumLayout:
+    def make(cls, like: Mapping[str, torch.Tensor], owner: Mapping[str, str] | None = None) -> SumLayout:
         """Return a layout of a model's tensors; ``owner`` names each one's layer, if layers have own weights."""
         owners = {name: owner[name] if owner is not None else "" for name in sorted(like)}
         layers = tuple(sorted(set(owners.values())))

@@ -14,7 +14,7 @@ from fairflare.core.statistics.group_intervals import interval_over_cases
 from fairflare.core.statistics.group_sums import CALIBRATION
 from fairflare.core.statistics.inequality import errors_test
 from fairflare.core.statistics.intervals import LEVEL
-from fairflare.reporting.documents import Results
+from fairflare.reporting.documents import RunResults
 from fairflare.reporting.layout import MISSING, Shown, Table, interval, number, p_value
 from fairflare.reporting.layout import Cell as Entry
 
@@ -88,12 +88,12 @@ def _figures(site: str, part: str, numbers: Mapping[str, Any]) -> list[Cell]:
     return [_cell(site, part, name, *values) for name, values in cells.items()]
 
 
-def clinical_at(results: Results) -> dict[str, dict[str, dict[str, Cell]]]:
+def clinical_at(results: RunResults) -> dict[str, dict[str, dict[str, Cell]]]:
     """Return the clinical figures as ``{site: {class: {name: cell}}}``; no site, no class: of all together."""
     return pivot((cell for cell in results.cells if cell.split == CLINICAL), "site", "part", "metric")
 
 
-def clinical_table(results: Results) -> Table:
+def clinical_table(results: RunResults) -> Table:
     """Return a table with a row for each site and class; a site's first row has the figures of all classes together."""
     asked = [(name, side, f"_at_{side}_{share:.2f}") for name, (side, share) in zip(SIDES, OPERATING, strict=True)]
     rows: list[Sequence[Entry]] = []
@@ -132,7 +132,7 @@ def _sure(cells: Mapping[str, Cell], name: str, attained: str = "") -> Shown:
     return Shown(text, [cell.value, cell.low, cell.high, *([more] if attained else [])])
 
 
-def clinical_words(results: Results) -> tuple[str, float]:
+def clinical_words(results: RunResults) -> tuple[str, float]:
     """Return a sentence on the class whose AUC differs most between sites, and the p-value that belongs to it.
 
     The sentence is empty and the p-value NaN if no class has an AUC at two sites.

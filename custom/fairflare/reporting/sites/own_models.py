@@ -10,7 +10,7 @@ from typing import Any
 from fairflare.base.checks import first_of
 from fairflare.base.task import Metric
 from fairflare.core.statistics.intervals import LEVEL, holm
-from fairflare.reporting.documents import Results
+from fairflare.reporting.documents import RunResults
 from fairflare.reporting.layout import MISSING, Table, interval, number
 
 SHOULD, SHOULD_NOT, UNSURE, NO_STEP = "should use it", "should not", "cannot tell", "no step helped"
@@ -73,7 +73,7 @@ def cases_needed(gain: float, error: float, cases: int | None) -> int | None:
     return max(cases + 1, math.ceil(cases * (NormalDist().inv_cdf((1 + LEVEL) / 2) * error / gain) ** 2))
 
 
-def advice_sentences(results: Results) -> dict[str, tuple[str, list[str]]]:
+def advice_sentences(results: RunResults) -> dict[str, tuple[str, list[str]]]:
     """Return, for each advice that is given, a sentence that names the sites with their gains, and these sites.
 
     The advices are in the order of :data:`WORDS`.
@@ -95,7 +95,7 @@ def advice_sentences(results: Results) -> dict[str, tuple[str, list[str]]]:
     }  # fmt: skip
 
 
-def personal_notes(results: Results) -> list[str]:
+def personal_notes(results: RunResults) -> list[str]:
     """Return sentences on sites without an own model, and on models that were not tested at the other sites."""
     alone = [s for s, of in results.personal.get("sites", {}).items() if of["own"] is not None and not of["others"]]
     untested = f"Own models that the other sites did not test, as submit_model is not true at {', '.join(alone)}."
@@ -103,7 +103,7 @@ def personal_notes(results: Results) -> list[str]:
     return lacking + [untested] * bool(alone)
 
 
-def personal_tables(results: Results) -> list[Table]:
+def personal_tables(results: RunResults) -> list[Table]:
     """Return tables of the own models beside the common one, and of their gains at every other site."""
     found = results.personal.get("sites", {})
     places = sorted({other for of in found.values() for other in of["others"]})

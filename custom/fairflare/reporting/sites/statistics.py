@@ -28,7 +28,7 @@ from fairflare.core.statistics.site_figures import (
     quantile,
     wasserstein,
 )
-from fairflare.reporting.layout import in_order, listed, number
+from fairflare.reporting.layout import listed, number, sort_sites
 
 DOCUMENT, PAGE = "stats.json", "stats.html"
 APART = 0.1  # a sentence reports class mixes as different from this Jensen-Shannon distance on
@@ -57,7 +57,7 @@ class Histogram(_Part):
     records: int = Field(ge=0)
     bins: list[Bin]
 
-    def by_number(self, axis: str) -> dict[int, int]:
+    def count_bins(self, axis: str) -> dict[int, int]:
         """Return the histogram's counts by the number of the bin."""
         return {AXES[axis].number(of.low): of.count for of in self.bins}
 
@@ -83,7 +83,7 @@ class Figures(_Part):
     suppressed: list[str] = Field(default_factory=list)
 
     @classmethod
-    def of(cls, counts: dict[str, int], histograms: dict[str, Histogram], suppressed: list[str]) -> Figures:
+    def compute(cls, counts: dict[str, int], histograms: dict[str, Histogram], suppressed: list[str]) -> Figures:
         """Return figures with quantiles that are computed from their histogram of intensities."""
         made = cls(counts=counts, histograms=histograms, suppressed=suppressed)
         dense, width = made.dense(), AXES[INTENSITY].width
@@ -92,12 +92,12 @@ class Figures(_Part):
 
     def dense(self, axis: str = INTENSITY) -> list[int]:
         """Return the counts of all bins of a histogram's axis, 0 for a bin without records."""
-        found = self.histograms[axis].by_number(axis) if axis in self.histograms else {}
+        found = self.histograms[axis].count_bins(axis) if axis in self.histograms else {}
         return [found.get(k, 0) for k in range(AXES[axis].bins)]
 
     def mix(self) -> dict[int, int]:
         """Return the number of records (images or pixels) of each class."""
-        return self.histograms[CLASS].by_number(CLASS) if CLASS in self.histograms else {}
+        return self.histograms[CLASS].count_bins(CLASS) if CLASS in self.histograms else {}
 
 
 Measured: TypeAlias = tuple[dict[str, int], dict[str, Histogram]]  # counts, and histograms by axis, of a site
@@ -155,10 +155,10 @@ def document_of(
         ValueError: a figure is not declared or is out of range; the message names the site.
     """
     sites = {}
-    for site in in_order(measured):
+    for site in sort_sites(measured):
         counts, histograms = measured[site]
         check(site, counts, histograms)
-        sites[site] = Figures.of(counts, histograms, _suppressed(counts, histograms))
+        sites[site] = Figures.compute(counts, histograms, _suppressed(counts, histograms))
     made = StatsDocument(
         intensities=intensities, class_names=list(class_names), sites=sites, pooled=others_of(sites),
         distances={site: _distances(sites, site) for site in sites}, sentences=[], left_out=dict(left_out or {}),
@@ -208,14 +208,14 @@ def _pooled(sites: Sequence[Figures]) -> Figures:
         having = [site.histograms[axis] for site in sites if axis in site.histograms]
         total: Counter[int] = Counter()
         for histogram in having:
-            total.update(histogram.by_number(axis))
+            total.update(histogram.count_bins(axis))
         if having:
             bins = [
                 Bin(low=round(k * of.width, 6), high=round((k + 1) * of.width, 6), count=total[k])
                 for k in sorted(total)
             ]
             histograms[axis] = Histogram(records=sum(histogram.records for histogram in having), bins=bins)
-    return Figures.of(
+    return Figures.compute(
         counts, histograms, sorted({text.partition(":")[0] for site in sites for text in site.suppressed})
     )
 
@@ -260,7 +260,7 @@ def _sentences(document: StatsDocument) -> list[str]:
     )
     answers = [f"LEFT OUT, in no figure: {'; '.join(document.left_out.values())}."] if document.left_out else []
     if apart:
-        answers.append(_about_intensity(document, *max(apart.items(), key=lambda one: one[1])))
+        answers.append(_note_intensity(document, *max(apart.items(), key=lambda one: one[1])))
     elif len(document.sites) > 1:
         answers.append("The sites cannot be compared: fewer than two of them have enough cases.")
     labelled = [site for site, of in document.sites.items() if of.mix()]
@@ -282,7 +282,7 @@ def _sentences(document: StatsDocument) -> list[str]:
         sorted({*document.pooled.mix()} - (_findings_of_all(document.sites) or set())) if several and alike else []
     )
     if mixed and not partly and alike:
-        answers.append(_about_classes(document, mixed))
+        answers.append(_note_classes(document, mixed))
     counts = {site: of.counts for site, of in document.sites.items()}
     hidden = [site for site, of in counts.items() if "cases" not in of]
     empty = [f"{site} {of['empty_masks']}" for site, of in counts.items() if of.get("empty_masks")]
@@ -314,7 +314,7 @@ def _sentences(document: StatsDocument) -> list[str]:
     return [*answers, *notes]
 
 
-def _about_intensity(document: StatsDocument, site: str, distance: float) -> str:
+def _note_intensity(document: StatsDocument, site: str, distance: float) -> str:
     own, theirs = (of.quantiles["50"] for of in (document.sites[site], others_of(document.sites, site)))
     alike = "; the sites are about equally bright" if distance < ALIKE else ""
     return (
@@ -323,7 +323,7 @@ def _about_intensity(document: StatsDocument, site: str, distance: float) -> str
     )
 
 
-def _about_classes(document: StatsDocument, mixed: Mapping[str, float]) -> str:
+def _note_classes(document: StatsDocument, mixed: Mapping[str, float]) -> str:
     site = max(mixed, key=mixed.__getitem__)
     what = "findings" if document.sites[site].counts.get("findings") else "classes"
     far = f"Jensen-Shannon distance {number(mixed[site])} of at most 1{'; about alike' * (mixed[site] < APART)}"

@@ -97,7 +97,7 @@ class KeyMetric:
         #: Names of the structures that are measured; empty if not known.
         self.structures = names[not self.arguments.get("include_background", True) :] if fit else []
 
-    def of_image(self, item: Mapping[str, Any], label_key: str) -> npt.NDArray[np.float64]:
+    def measure_image(self, item: Mapping[str, Any], label_key: str) -> npt.NDArray[np.float64]:
         """Return the metric of one postprocessed image, (structures,); NaN where the mask lacks a structure.
 
         For a ratio of sums, return the image's sums: true positives, false positives, true negatives, false negatives.
@@ -115,7 +115,7 @@ class KeyMetric:
         return np.asarray(torch.as_tensor(scores).detach().reshape(-1).cpu().double().numpy(), np.float64)
 
     def value(self, scores: Any) -> float:
-        """Return the metric of all images, from the masked array (images, structures) of :meth:`of_image`."""
+        """Return the metric of all images, from the masked array (images, structures) of :meth:`measure_image`."""
         if not self.summed:
             return float(np.ma.filled(scores.mean(axis=1).mean(), np.nan))
         total = torch.as_tensor(np.asarray(scores.sum(axis=0)))

@@ -25,11 +25,11 @@ class BundleParts:
         class_names: names of the network's output channels; ``None`` for those of the metadata.
 
     Attributes:
-        kept: function like :meth:`made` that returns the same object each time.
+        kept: function like :meth:`make` that returns the same object each time.
     """
 
     def __init__(self, bundle: Bundle, class_names: Sequence[str] | None = None) -> None:
-        self.bundle, self.class_names, self.kept = bundle, class_names, cache(self.made)
+        self.bundle, self.class_names, self.kept = bundle, class_names, cache(self.make)
 
     def check(self) -> None:
         """Make every part but the optimizer once.
@@ -49,7 +49,7 @@ class BundleParts:
             except BundleError as error:
                 yield error
 
-    def made(self, part: str, **arguments: Any) -> Any:
+    def make(self, part: str, **arguments: Any) -> Any:
         """Return a new object of a part, ``None`` if the bundle has no such part; ``arguments`` replace the bundle's.
 
         Raises:
@@ -88,7 +88,7 @@ class BundleParts:
                 f"{self.bundle.name}: key {key!r} must be of all the network's parameters, in one group; set optimizer "
                 "and learning_rate to train with another one"
             )
-        return self.made("optimizer", params=tuple(parameters))
+        return self.make("optimizer", params=tuple(parameters))
 
     def optimizer_settings(self, given: Collection[str]) -> dict[str, Any]:
         """Return settings by which a method's training at the sites takes the bundle's optimizer and learning rate.

@@ -57,7 +57,7 @@ class Sealed:
 
     def __init__(self, config: Mapping[str, Any], classes: Collection[str] | None = None) -> None:
         self.config = config
-        self.classes = by_name(frozenset(shipped_classes() if classes is None else classes))
+        self.classes = index_classes(frozenset(shipped_classes() if classes is None else classes))
         self._made: dict[str, Any] = {}
         self.making: list[str] = []  # keys of objects being made, each for the one before it
         self.budget = [BUDGET]  # shared by all expressions while objects are made
@@ -191,7 +191,7 @@ def allowed_classes(entries: Collection[str] = ("default",)) -> frozenset[str]:
 
 
 @cache
-def by_name(classes: frozenset[str]) -> dict[str, type]:
+def index_classes(classes: frozenset[str]) -> dict[str, type]:
     """Return the classes of a list by each full name that they have, and MONAI's by a short name too."""
     places = sorted({full.rpartition(".")[0] for full in classes}, reverse=True)  # of one short name the first counts
     return {

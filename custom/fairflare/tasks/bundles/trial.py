@@ -45,7 +45,7 @@ def train_once(task: MonaiBundleTask) -> str:
         numbers = takes_class_numbers(train, task.label_key)
         lists: dict[str, Any] = {}
         for number, split in enumerate(SPLITS):
-            case = _written(place.path / split, channels, size, spacing)
+            case = _write_noise(place.path / split, channels, size, spacing)
             lists[split] = [{"image": case[0], "label": number % 2 if numbers else case[1]}]
         (place.path / "datalist.json").write_text(json.dumps(lists), encoding="utf-8")
         data = task.open_site("trial", {"data_root": str(place.path)})
@@ -61,7 +61,7 @@ def train_once(task: MonaiBundleTask) -> str:
     )
 
 
-def _written(folder: Path, channels: int, size: Sequence[int], spacing: float) -> tuple[str | list[str], str]:
+def _write_noise(folder: Path, channels: int, size: Sequence[int], spacing: float) -> tuple[str | list[str], str]:
     """Write noise with a brighter box and the box as its mask; return their paths as a datalist has them.
 
     Pictures are PNG; volumes are NIfTI, a file a channel.

@@ -147,7 +147,7 @@ class MeasuresClasses(ABC):
             right = (probabilities.argmax(1) == targets).astype(float)
             classes = {"classes": names, "class_support": support.tolist()}
         if classes and metric in sampling.SHARES:
-            return {**sampling.of_mean(right, cases, 0.0, 1.0), **classes}
+            return {**sampling.report_mean(right, cases, 0.0, 1.0), **classes}
         if classes and metric == sampling.MEAN_RECALL:
             recalls = np.bincount(targets, right, len(names)) / np.maximum(support, 1)
             influence = (right - recalls[targets]) / (support[targets] * (support > 0).sum())

@@ -108,6 +108,6 @@ def cases_of_findings(cases: Sequence[Hashable], targets: Labels) -> list[int]:
     ]
 
 
-def known_findings(targets: Iterable[Labels]) -> tuple[int, ...]:
+def find_known(targets: Iterable[Labels]) -> tuple[int, ...]:
     """Return the numbers of the findings that have a known label (1 or 0) in any image of any split."""
     return tuple(np.flatnonzero(np.any([(rows >= 0).any(0) for rows in targets], axis=0)).tolist())

@@ -17,7 +17,7 @@ from fairflare.base.cases.census import KEYS
 from fairflare.base.machine.memory import counted as progress
 from fairflare.base.machine.memory import workers
 from fairflare.base.stopping import check_stop
-from fairflare.core.statistics.site_figures import AXES, CLASS, INTENSITY, PARTLY, SPLITS, told
+from fairflare.core.statistics.site_figures import AXES, CLASS, INTENSITY, PARTLY, SPLITS, drop_few
 from fairflare.data.datalist import DataError, Sample, load_datalist
 from fairflare.data.image_file import image_file
 from fairflare.data.intensity import counts_of
@@ -88,7 +88,7 @@ class SiteSums:
         }
         counts |= {name: count for name, (count, cases) in few.items() if not 0 < cases < self.least}
         numbers = {k: len(self.cases[split]) for k, split in enumerate(SPLITS) if self.cases[split]}
-        for number, cases in told(numbers, numbers, self.least).items():
+        for number, cases in drop_few(numbers, numbers, self.least).items():
             split = SPLITS[number]
             counts |= {f"cases_{split}": cases, f"images_{split}": self.images[split]}
         return counts
@@ -104,7 +104,7 @@ class SiteSums:
         for axis, bins in self.records.items():
             if len(set[Case]().union(*bins.values())) >= self.least:
                 counts = {number: counter.total() for number, counter in bins.items()}
-                shown = told(counts, {number: len(counter) for number, counter in bins.items()}, self.least)
+                shown = drop_few(counts, {number: len(counter) for number, counter in bins.items()}, self.least)
                 by_axis[axis] = (sum(counts.values()), shown)
         return by_axis
 

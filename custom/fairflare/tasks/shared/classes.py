@@ -21,7 +21,7 @@ from fairflare.data.datalist import DataError, Datalist, Sample
 from fairflare.tasks.base import LOSS, Metric, SiteData
 from fairflare.tasks.images import Coding, FolderImages, ImageTask, Momentum, one_for_each_class
 from fairflare.tasks.scores.class_scores import OUTSIDE, MeasuresClasses
-from fairflare.tasks.scores.finding_scores import cases_of_findings, declared_findings, known_findings
+from fairflare.tasks.scores.finding_scores import cases_of_findings, declared_findings, find_known
 from fairflare.tasks.scores.metrics import MEANINGS, NAMES, REVEALS
 from fairflare.tasks.shared.site_settings import SiteSettings, setting_of
 
@@ -324,7 +324,7 @@ class LabelledImages(FolderImages):
         if task.findings is not None:
             tables = {split: np.reshape(rows, (len(rows), task.classes)) for split, rows in labels.items()}
             self._cases = {split: cases_of_findings(self.cases(split), rows) for split, rows in tables.items()}
-            self.known = known_findings(tables.values())
+            self.known = find_known(tables.values())
             self.class_names, self.num_classes = tuple(task.findings), task.classes
             return
         self._counts = {split: np.bincount(numbers, minlength=task.classes) for split, numbers in labels.items()}

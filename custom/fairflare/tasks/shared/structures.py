@@ -380,7 +380,7 @@ class StructureTask(ImageTask):
             f"structure of the task ({self.structures}); {more}, or read it as background, 0": lost,
         })  # fmt: skip
 
-    def drawn_as(self, own: SegmentationSite) -> tuple[int, float]:
+    def seed_cases(self, own: SegmentationSite) -> tuple[int, float]:
         """Return the seed of a site's synthetic cases, and the factor on their number."""
         seed = self.phantom_seed if own.phantom_seed is None else own.phantom_seed
         return seed, self.phantom_cases if own.phantom_cases is None else own.phantom_cases

@@ -166,7 +166,7 @@ class FolderVolumes(VolumeData, FolderImages):
     def __init__(self, *args: Any, **memory: Any) -> None:
         super().__init__(*args, **memory)
         # No key can stand for a user's code.
-        self._on_disk = None if self.task.of_user("fitted", "placed", "regrid", "targets") else self.reading.kept
+        self._on_disk = None if self.task.is_overridden("fitted", "placed", "regrid", "targets") else self.reading.kept
         if self.num_workers > 1:
             self.num_workers = min(self.num_workers, workers(self.takes()))
 
@@ -182,7 +182,7 @@ class FolderVolumes(VolumeData, FolderImages):
         sample = self.datalist.splits[split][index]
         with _TURNS[hash(sample) % len(_TURNS)]:
             if self._on_disk is None:
-                return self.in_memory(split, sample)
+                return self.keep_in_memory(split, sample)
             task, reading = self.task, self.reading
             how = [
                 *(getattr(task, name, None) for name in AS_PREPARED), self.coding, task.annotated, reading.drawn_on,
@@ -245,17 +245,17 @@ class PhantomVolumes(VolumeData):
         return number, _whole(volume := self.drawn[split][number], volume.image)
 
     @abstractmethod
-    def made(self, volume: Any, whole: Whole) -> Arrays:
+    def keep_arrays(self, volume: Any, whole: Whole) -> Arrays:
         """Return the arrays that stay of a synthetic volume."""
 
     def parts(self, split: str, index: int) -> Arrays:
-        from fairflare.data.intensity import between, bounds_of
+        from fairflare.data.intensity import bounds_of, rescale
 
         if (split, index) not in self._held:
             check_stop()
             volume = self.drawn[split][index]
-            images = [between(image, cast("Bounds", bounds_of(image, "percentile"))) for image in volume.image]
-            self._held[split, index] = self.made(volume, _whole(volume, np.stack(images)))
+            images = [rescale(image, cast("Bounds", bounds_of(image, "percentile"))) for image in volume.image]
+            self._held[split, index] = self.keep_arrays(volume, _whole(volume, np.stack(images)))
         return self._held[split, index]
 
 

@@ -92,6 +92,6 @@ class PhantomVolumeClasses(PhantomVolumes):
         classes = [int((volume.label == LESION).any()) for volume in self.drawn[self.check_split(split)]]
         return torch.from_numpy(np.bincount(classes, minlength=2))
 
-    def made(self, volume: Any, whole: Whole) -> Arrays:
+    def keep_arrays(self, volume: Any, whole: Whole) -> Arrays:
         image = self.task.placed(whole, "phantom", self.site)
         return {"image": image.numpy(), "label": np.array(int((volume.label == LESION).any()))}

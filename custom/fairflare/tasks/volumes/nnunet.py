@@ -14,7 +14,7 @@ import numpy as np
 from fairflare.base.settings import BelowOne, Fraction, settings
 from fairflare.core.plans.rules import resampled_size
 from fairflare.tasks.volumes.fingerprint import cropped
-from fairflare.tasks.volumes.plan_file import Plan, read_plan
+from fairflare.tasks.volumes.plan_file import NnUNetPlan, read_plan
 from fairflare.tasks.volumes.segmentation import VolumeSegmentationTask, cross_entropies
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class NnUNetTask(VolumeSegmentationTask):
             )
 
     @cached_property
-    def planned(self) -> Plan:
+    def planned(self) -> NnUNetPlan:
         """Return the plan."""
         return read_plan(self.plan)
 

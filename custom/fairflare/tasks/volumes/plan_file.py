@@ -69,7 +69,7 @@ class Foreground:
 
 
 @dataclass(frozen=True)
-class Plan:
+class NnUNetPlan:
     """Represent a plan that is trained.
 
     Attributes:
@@ -83,7 +83,7 @@ class Plan:
     foreground: Mapping[int, Foreground]
 
 
-def read_plan(document: Any) -> Plan:
+def read_plan(document: Any) -> NnUNetPlan:
     """Read a plan, of FairFlare's or of nnU-Net's making.
 
     Raises:
@@ -113,7 +113,7 @@ def read_plan(document: Any) -> Plan:
     name = "foreground_intensity_properties_per_channel"
     figures = document.get(name) or {}
     of_ct = [number for number, scheme in enumerate(full.normalization_schemes) if scheme == CT]
-    return Plan(
+    return NnUNetPlan(
         full, "".join(AXES[axis] for axis in forward),
         {number: _read(Foreground, figures.get(str(number)), f"{name}.{number}") for number in of_ct},
     )  # fmt: skip

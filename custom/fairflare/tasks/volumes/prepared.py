@@ -92,7 +92,7 @@ def bricks(volume: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def prepared_parts(image: npt.NDArray[Any], label: npt.NDArray[Any], spacing: Sequence[float]) -> dict[str, Any]:
     """Return the parts of :class:`Prepared` of an image and its targets, by name."""
     rng = np.random.default_rng(SEED)
-    drawn = [_drawn(target > 0, rng) for target in label]
+    drawn = [_draw_voxels(target > 0, rng) for target in label]
     return {
         "image": bricks(image), "label": bricks(label),
         "voxels": np.concatenate(drawn).astype(np.promote_types(np.uint16, np.min_scalar_type(max(image.shape)))),
@@ -101,7 +101,7 @@ def prepared_parts(image: npt.NDArray[Any], label: npt.NDArray[Any], spacing: Se
     }  # fmt: skip
 
 
-def _drawn(inside: npt.NDArray[np.bool_], rng: np.random.Generator) -> npt.NDArray[np.int64]:
+def _draw_voxels(inside: npt.NDArray[np.bool_], rng: np.random.Generator) -> npt.NDArray[np.int64]:
     """Draw up to 10,000 of the voxels that are inside, each with the same probability; return (n, 3) places.
 
     The voxels are counted plane by plane, since a list of all would take 24 bytes a voxel.

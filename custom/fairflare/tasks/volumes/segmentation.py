@@ -223,7 +223,7 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
 
     def open_phantom(self, site: str, own: SegmentationSite) -> SiteData:
         self.check_phantom_fits(site, "abdomen", "the structures organ and lesion", self.num_classes <= 2)
-        return PhantomPatches(self, site, *self.drawn_as(own), "abdomen phantom")
+        return PhantomPatches(self, site, *self.seed_cases(own), "abdomen phantom")
 
 
 class _Patches(VolumeData):
@@ -323,10 +323,10 @@ class FolderPatches(_Patches, FolderVolumes):
     """Read the volumes and masks of a site's folder, and cut training patches."""
 
     def cases(self, split: str) -> list[tuple[str, str]]:
-        return self.of_samples(split, FolderVolumes.cases(self, split))
+        return self.repeat_by_sample(split, FolderVolumes.cases(self, split))
 
     def group_numbers(self, split: str, attribute: str) -> list[int]:
-        return self.of_samples(split, FolderVolumes.group_numbers(self, split, attribute))
+        return self.repeat_by_sample(split, FolderVolumes.group_numbers(self, split, attribute))
 
     def shapes(self, split: str) -> list[list[float]]:
         """Return the number of voxels along each axis of a split's volumes, in the task's spacing, by their headers."""
@@ -343,7 +343,7 @@ class FolderPatches(_Patches, FolderVolumes):
         meaning = self.task.structured(self.coding, self.site, split).meaning(counts, str(sample.label))
         return [number for number, labels in enumerate(self.task.structures) if {*meaning.values()} & {*labels}]
 
-    def of_samples(self, split: str, values: list[Any]) -> list[Any]:
+    def repeat_by_sample(self, split: str, values: list[Any]) -> list[Any]:
         """Repeat each volume's value for its training patches; in other splits a volume is one sample."""
         return [value for value in values for _ in range(self.task.patches)] if split in CUT else values
 
@@ -359,7 +359,7 @@ class PhantomPatches(_Patches, PhantomVolumes):
         each = self.task.patches if split == "training" else 1
         return [("patient", str(index // each)) for index in range(self.num_samples(split))]
 
-    def made(self, volume: Any, whole: Whole) -> Arrays:
+    def keep_arrays(self, volume: Any, whole: Whole) -> Arrays:
         from fairflare.tasks.transforms import Structured
 
         nested = self.task.labels is None and not self.task.exclusive

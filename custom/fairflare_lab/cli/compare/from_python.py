@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from fairflare.reporting.documents import Results
+    from fairflare.reporting.documents import RunResults
 
 
 class RunsCompared:
     """Hold the runs of a comparison: printed, it is the terminal's tables, and in a notebook the same."""
 
-    def __init__(self, folder: Path, runs: Sequence[Results], metric: str | None, reference: str) -> None:
+    def __init__(self, folder: Path, runs: Sequence[RunResults], metric: str | None, reference: str) -> None:
         self.folder = folder
         self.comparison = comparison_of(runs, metric, reference)
 

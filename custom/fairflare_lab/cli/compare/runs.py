@@ -16,10 +16,10 @@ from typing import Any
 
 from fairflare.base.disk.files import sha256_of, write_whole
 from fairflare.base.machine.one_run import refuse_inside_run
-from fairflare.base.settings import by_name
+from fairflare.base.settings import flatten
 from fairflare.cli.run.folder import refused
 from fairflare.methods.base.catalog import added_files
-from fairflare.reporting.documents import Results
+from fairflare.reporting.documents import RunResults
 from fairflare.reporting.results import find_results, read_results, results_in
 from fairflare_lab.cli.compare import worker
 from fairflare_lab.cli.compare.series import Run, Series
@@ -95,11 +95,11 @@ class Runner:
         """Return the workspace of a run, in which it writes its results."""
         return self.place(run) / SIMULATOR if self.simulator else self.place(run)
 
-    def results(self) -> list[Results]:
+    def results(self) -> list[RunResults]:
         """Return the results of the runs that completed."""
         return [read_results(find_results(self.place(p.run))) for p in self.all if p.state == DONE]
 
-    def held_out(self) -> list[tuple[Results, Unseen]]:
+    def collect_held_out(self) -> list[tuple[RunResults, Unseen]]:
         """Return the results of the completed runs, each with its test at the left-out site."""
         done = [find_results(self.place(p.run)) for p in self.all if p.state == DONE]
         return [(read_results(file), Unseen.read(file.parent)) for file in done]
@@ -225,6 +225,6 @@ def _differing(place: Path, wanted: Mapping[str, Any]) -> str:
         return "" if results_in(place) is None else f"there is no {path.name} that tells them"
     except ValueError:
         return f"{path.name} cannot be read"
-    old, new = by_name(stored), by_name(wanted)
+    old, new = flatten(stored), flatten(wanted)
     names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
     return ", ".join(f"{name}: {old.get(name)!r}, now {new.get(name)!r}" for name in names[:4])

@@ -12,7 +12,7 @@ import typer
 from fairflare.cli.screen import console, say, user_errors
 
 if TYPE_CHECKING:
-    from fairflare.reporting.documents import Results
+    from fairflare.reporting.documents import RunResults
     from fairflare_lab.cli.compare.runs import Runner
     from fairflare_lab.compare.comparison import Comparison
     from fairflare_lab.papers.presets import PaperTable
@@ -34,9 +34,9 @@ def report(
     from fairflare_lab.compare.difference_table import difference_table
     from fairflare_lab.compare.group_gaps import (
         OF_LEFT_OUT,
+        collect_left_out,
         gaps_in_words,
         has_groups,
-        of_left_out,
     )
     from fairflare_lab.compare.paper_table import paper_table
     from fairflare_lab.compare.unseen import unseen_table
@@ -49,9 +49,9 @@ def report(
     made = None
     with user_errors():
         if any(progress.run.held_out for progress in runner.all):
-            of_runs = runner.held_out()
+            of_runs = runner.collect_held_out()
             put("unseen", partial(unseen_table, of_runs, metric))
-            rows: Mapping[str, Sequence[Results]] = of_left_out(of_runs)
+            rows: Mapping[str, Sequence[RunResults]] = collect_left_out(of_runs)
             against, how = next(iter(rows), ""), [OF_LEFT_OUT]
         else:
             known = reference if any(run.info.label == reference for run in runs) else None

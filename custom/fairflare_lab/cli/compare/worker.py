@@ -51,7 +51,7 @@ def work(given: Mapping[str, Any], parent: Connection) -> None:
 
 def _run(given: Mapping[str, Any], place: Path, view: Console, stop: Stop) -> int:
     from fairflare.methods.base.catalog import add_file
-    from fairflare_lab.compare.at_left_out import completed, without
+    from fairflare_lab.compare.at_left_out import completed, drop_site
 
     for file in given["method_files"]:
         add_file(file)
@@ -59,7 +59,7 @@ def _run(given: Mapping[str, Any], place: Path, view: Console, stop: Stop) -> in
     if given["held_out"] and completed(place):  # the run is complete; only the test at the left-out site is missing
         return 0
     if given["held_out"]:
-        local = without(local, given["held_out"])
+        local = drop_site(local, given["held_out"])
     if given["simulator"]:
         from fairflare.flare.export.recipes import FairRecipe
 
@@ -72,11 +72,11 @@ def _run(given: Mapping[str, Any], place: Path, view: Console, stop: Stop) -> in
 
 def _test_further(given: Mapping[str, Any], place: Path, stop: Stop) -> int:
     """Test the run's model at the left-out site, and return the exit code."""
-    from fairflare_lab.compare.at_left_out import at_unseen
+    from fairflare_lab.compare.at_left_out import evaluate_unseen
 
     with logged(Path(given["log"]), "a"):
         try:
-            at_unseen(given["plan"], place, given["held_out"], given["local"], stop)
+            evaluate_unseen(given["plan"], place, given["held_out"], given["local"], stop)
         except (OSError, RuntimeError, ValueError) as error:
             logging.getLogger().error("the test behind the run failed", exc_info=True)
             sys.stderr.write(f"{error}\n")

@@ -34,7 +34,6 @@ LEAST = 0.9
 WHY = {
     "fed_bn": "every site has norms of its own, which few images have trained",
     "fair_lora": "adapters of a random encoder; see docs/fair_lora.md for one that was trained before",
-    "cgsv": "a model moves at most cgsv_gamma a round",
     "moon": "five rounds hardly train its projection head",
     "logit_adjustment": "at seed 0, not at seed 1",
     "bsm_fl": "at seed 0; the same loss as logit adjustment's",

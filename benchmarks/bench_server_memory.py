@@ -142,7 +142,11 @@ def in_process(count: int, megabytes: int, rounds: int, models_in_memory: int | 
             report = {"layers": layers, "cka": [0.9] * len(layers), "dissimilarity": [0.1] * len(layers)}
             for site in question.sites:
                 meta: dict[str, Any] = {"version": __version__, "status": "ok", "num_samples": 1}
-                reply = Message(meta=meta, metrics={"dice": 0.5}, current_round=task.current_round)
+                reply = Message(
+                    meta=meta,
+                    metrics=[{"metric": "dice", "split": "validation", "value": 0.5}],
+                    current_round=task.current_round,
+                )
                 if question.name == TASK_TRAIN:
                     reply.params, reply.is_update = {k: v + 0.01 for k, v in task.params.items()}, True
                 elif question.name == TASK_ANCHOR:

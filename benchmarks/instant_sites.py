@@ -80,7 +80,11 @@ class Instant(Executor):
         task = decode_model(FLModelUtils.from_shareable(shareable))
         site = fl_ctx.get_identity_name()
         meta = {"version": __version__, "status": "ok", "num_samples": 1, "num_steps": 1}
-        reply = Message(meta=meta, metrics={"dice": 0.5}, current_round=task.current_round)
+        reply = Message(
+            meta=meta,
+            metrics=[{"metric": "dice", "split": "validation", "value": 0.5}],
+            current_round=task.current_round,
+        )
         if task_name == TASK_TRAIN:
             reply.params = {name: torch.full_like(torch.as_tensor(value), 0.01) for name, value in task.params.items()}
             reply.is_update = True

@@ -271,7 +271,9 @@ class Hospitals(Listener):
         if lie is not None and lie.model is not None:
             update = lie.model(received, update)
         meta["report"] = {**report, **changed}
-        return Message(update, True, {"dice": 0.5}, meta, task.current_round)
+        return Message(
+            update, True, [{"metric": "dice", "split": "validation", "value": 0.5}], meta, task.current_round
+        )
 
     def stopped(self) -> bool:
         return self.over

@@ -110,7 +110,7 @@ def few() -> Any:
     return SimpleNamespace(
         site="s", seed=0, data=Few(), store=None, current_round=0, num_rounds=1, device=torch.device("cpu"), batch=None,
         on_device=lambda tensor: tensor, directives={}, own=None, private=True,
-        with_fewer_channels=lambda inputs, *step: inputs,
+        drop_channels=lambda inputs, *step: inputs,
         task=SimpleNamespace(
             loss=nn.functional.cross_entropy,
             sample_losses=lambda outputs, targets: nn.functional.cross_entropy(outputs, targets, reduction="none"),

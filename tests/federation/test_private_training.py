@@ -158,7 +158,7 @@ def stepped(model: nn.Module, data: Any, noise: float = 0.0, clip: float = 0.05,
     run = SimpleNamespace(
         site="s", seed=0, task=SimpleNamespace(loss=nn.functional.cross_entropy), data=data, store=None,
         current_round=0, num_rounds=1, device=torch.device("cpu"), on_device=lambda tensor: tensor, batch=None,
-        with_fewer_channels=lambda inputs, *step: inputs,
+        drop_channels=lambda inputs, *step: inputs,
     )  # fmt: skip
     before = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     found = PrivateLoop(half, run, model, noise, clip, images).train(PrivateUnits.find(data))  # type: ignore[arg-type]

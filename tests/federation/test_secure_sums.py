@@ -47,6 +47,7 @@ from fairflare.reporting.notes import run_notes
 from fairflare.reporting.results import read_results
 
 from ..fuzz.server import decoded, encoded
+from ..tiny import rows
 from ..unit.test_sums import certificate, kit
 from .summing import FAST, Classes, Drawn, Numbers, Run, TwoNorms, Wire, lost
 
@@ -172,7 +173,7 @@ def test_what_the_further_messages_hold_is_declared(tmp_path: Path) -> None:
             seen.add(name)
             assert set(message.meta["report"]) in declared[name]
             assert set(message.meta["stats"]) == {"seconds"}
-            assert (message.metrics, message.meta["num_samples"], message.meta["num_steps"]) == ({}, None, None)
+            assert (message.metrics, message.meta["num_samples"], message.meta["num_steps"]) == ([], None, None)
             assert all(f"`{key}`" in page() for key in ("sums", *message.meta["report"]) if name == "mask")
     assert seen == set(declared)
 
@@ -429,7 +430,10 @@ def test_moments_are_not_sent_in_the_clear_by_a_site_that_allows_sums_only(tmp_p
             task = replace(task, meta={**task.meta, "sums": {"run": bytes(32)}})
             answer = asked(site, name, task)
             return Message(
-                {name: tensor * 0 for name, tensor in start_model().items()}, True, {"dice": 0.5}, answer.meta
+                {name: tensor * 0 for name, tensor in start_model().items()},
+                True,
+                rows({"dice": 0.5}, "validation"),
+                answer.meta,
             )
         return asked(site, name, task)
 
@@ -1052,7 +1056,7 @@ def test_an_answer_with_a_model_or_a_floating_vector_is_refused_by_name(tmp_path
             return None
         meta = {**run.wire.sent[-1][2].meta, "report": {"saturated": 0}}
         params = {"params": torch.zeros(5), "buffers": torch.zeros(5)}
-        return Message(params, True, {"dice": 0.5}, meta)
+        return Message(params, True, rows({"dice": 0.5}, "validation"), meta)
 
     run = Run(tmp_path, sites=4, twist=floating)
     record = run().results["rounds"]

@@ -120,7 +120,7 @@ def test_every_task_of_two_rounds_is_answered(federation: Any) -> None:
     assert flare.sent[1][1].meta["report"]["layers"] == ["body", "head"]
     assert flare.sent[0][1].meta["num_steps"] == 6
     assert len(flare.sent[0][1].meta["stats"]["epoch_losses"]) == 2
-    assert metric_values(flare.sent[4][1].metrics["cells"]) == {"accuracy": 0.5}
+    assert metric_values(flare.sent[4][1].metrics) == {"accuracy": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_the_primary_metric_is_the_job_s_unless_the_script_names_one(
     )
     assert not site.receive()
     ((_, answer),) = flare.sent
-    assert metric_values(answer.metrics["cells"]) == {wanted: 0.5}, answer.meta
+    assert metric_values(answer.metrics) == {wanted: 0.5}, answer.meta
 
 
 def test_the_longer_form(federation: Any) -> None:
@@ -221,7 +221,7 @@ def test_metrics_by_class_stay_at_home(federation: Any) -> None:
     site.send()
     assert not site.receive()
     for _, answer in flare.sent:
-        assert metric_values(answer.metrics["cells"]) == {"accuracy": 0.5, "loss": 2.0}
+        assert metric_values(answer.metrics) == {"accuracy": 0.5, "loss": 2.0}
 
 
 @pytest.mark.parametrize("training", [LocalTraining(), ProximalTraining(mu=0.1)], ids=["plain", "own loss"])

@@ -22,7 +22,7 @@ from fairflare.methods.fed_ce import FedCE, MinusModel
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
 from tests.federation.network import Run, good
-from tests.tiny import run_document
+from tests.tiny import rows, run_document
 
 from .support import CLASSES, SEGMENTATION, at_site, initial, net_state, request, same
 
@@ -51,7 +51,9 @@ def rounds(rule: FedCE, folder: Any, attendance: list[str], bounds: Bounds | Non
         for site in sites:
             meta = {"version": __version__, "status": "ok", "num_samples": 5}
             meta["report"] = {"minus_score": score(current_round, site)}
-            message = Message(changes(current_round, site), True, {"dice": 0.5}, meta, current_round)
+            message = Message(
+                changes(current_round, site), True, rows({"dice": 0.5}, "validation"), meta, current_round
+            )
             collector.keep(collector.read_training(site, message))
         state, weighing = collector.aggregate()
         found.append((weighing, state, told))
@@ -96,7 +98,9 @@ def test_all_scores_0_and_the_floor(tmp_path):
         for site in "abc":
             meta = {"version": __version__, "status": "ok", "report": {"minus_score": 0.0}, "num_steps": 1}
             moved = {name: torch.zeros_like(t) for name, t in RECEIVED.items()}
-            collector.keep(collector.read_training(site, Message(moved, True, {"dice": 0.5}, meta, 0)))
+            collector.keep(
+                collector.read_training(site, Message(moved, True, rows({"dice": 0.5}, "validation"), meta, 0))
+            )
         return list(collector.aggregate()[1].sites.values())
 
     for rule in (FedCE(), FedCE(combine="multiply"), FedCE(preset="fedism")):

@@ -65,7 +65,7 @@ def test_network_and_training_are_the_bundles(tmp_path: Path) -> None:
     training = found.training
     assert (training.optimizer, training.batch_size, training.augment) == ("task", 2, True)
     assert training.learning_rate == 0.5  # the user's goes before
-    assert "learning_rate" not in " ".join(found.brought)
+    assert "learning_rate" not in " ".join(found.prescribed)
     first, second = found.task.build_model(), found.task.build_model()
     assert first(torch.zeros(1, 1, 16, 16, 16)).shape == (1, 2, 16, 16, 16)
     assert any(not torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
@@ -79,7 +79,7 @@ def test_network_and_training_are_the_bundles(tmp_path: Path) -> None:
 
 
 def test_what_the_method_has_otherwise_is_said(tmp_path: Path) -> None:
-    said = " ".join(plan(write_bundle(tmp_path / "b"), "fed_mrl").brought)
+    said = " ".join(plan(write_bundle(tmp_path / "b"), "fed_mrl").prescribed)
     assert "optimizer='task' (the method's own: 'sgd')" in said
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: Regular expressions for parameter names of FairFlare's own networks: encoders, heads, attention projections, MLPs.
 ENCODER = r"^(encoder|swinViT|convInit|down_|conv_0)"
-HEADS = r"^(head|neck|projector|final_conv|conv_final|out|decoder\.seg_layers)\."
+HEADS = r"^(head|neck|projector|out|\w*final\w*|decoder\.seg\w+)\."
 ATTENTION = r"(^|\.)attn\.(qkv|out_proj|proj)$"
 PERCEPTRONS = r"(^|\.)(mlp\.(linear|fc)\d|conv\d)$"
 

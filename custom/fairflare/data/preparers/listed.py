@@ -156,7 +156,7 @@ def refuse_two_spellings(values: Iterable[str], what: str) -> None:
 def normalise_labels(labels: Sequence[str]) -> list[str]:
     """Return the labels of images unchanged, or without leading zeros and decimals if all are whole numbers.
 
-    >>> by_value(["00", "1.0", "2"]), by_value(["00", "x"])
+    >>> normalise_labels(["00", "1.0", "2"]), normalise_labels(["00", "x"])
     (['0', '1', '2'], ['00', 'x'])
     """
     return (

@@ -61,8 +61,8 @@ class Prepared:
         block = getattr(self, name)[touched]
         x, y, z, channels = block.shape[:4]
         lined = block.transpose(3, 0, 4, 1, 5, 2, 6).reshape(channels, x * BRICK, y * BRICK, z * BRICK)
-        inner = (slice(a % BRICK, a % BRICK + n) for a, n in zip(start, size, strict=True))
-        return torch.from_numpy(np.array(lined[(slice(None), *inner)], order="C"))
+        inner = (slice(None), *(slice(a % BRICK, a % BRICK + n) for a, n in zip(start, size, strict=True)))
+        return torch.from_numpy(np.array(lined[inner], order="C"))
 
     def start(self, draws: Sequence[float], foreground: float, size: Sequence[int]) -> Place:
         """Return where a patch begins, by six numbers drawn evenly from [0, 1).

@@ -681,5 +681,5 @@ def test_what_cannot_be_written_down_is_not_sent(tmp_path: Path) -> None:
     own.sent = tmp_path / "log"
     own.sent.mkdir()
     reply = own.perform(request("train", initial()))
-    assert (reply.status, reply.update, reply.metrics) == ("failed", None, {})
+    assert (reply.status, reply.update, reply.metrics) == ("failed", None, [])
     assert "train failed with IsADirectoryError" in reply.reason

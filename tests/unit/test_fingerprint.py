@@ -59,7 +59,7 @@ def test_the_box_is_of_all_channels_and_lies_where_it_lay() -> None:
 
 
 def test_a_sites_own_values_are_read_as_its_labels() -> None:
-    """A site writes 7 for label 1 and 2 for background: 7 and 1 are foreground there, and 2 is not."""
+    """Write 7 for label 1 and 2 for background at a site: 7 and 1 are foreground there, and 2 is not."""
     whole = volume()
     assert whole.mask is not None
     mask = np.where(whole.mask == 1, 7, whole.mask)

@@ -78,7 +78,7 @@ def test_gamma_goes_from_seven_tenths_to_one_and_a_half(number: int) -> None:
 
 
 def test_a_lower_resolution_is_half_at_least() -> None:
-    """A wave of three voxels a period stays where voxels are as large, and is gone where they are twice as large."""
+    """Keep a wave of three voxels a period where voxels are as large, and lose it where they are twice as large."""
     wave = np.cos(2 * np.pi * np.arange(24) / 3)[:, None, None] * np.ones((24, 24, 24))
     kept = [abs((one * wave).sum()) / (wave**2).sum() for one in drawn(6, wave)]
     assert max(kept) > 0.9

@@ -6,7 +6,6 @@ import errno
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -173,11 +172,10 @@ def test_a_damaged_file_is_named(staging, damage):
         staging.open("A")
 
 
-@pytest.mark.parametrize("size", [100, module.MAPPED])
-def test_a_file_cut_while_it_is_read(staging, monkeypatch, size):
-    """Check a cut after the file was checked: no other numbers appear."""
+def test_a_file_cut_while_it_is_read(staging, monkeypatch):
+    """Check a cut between the look at the size and the end of reading: no other numbers appear."""
     monkeypatch.setattr(module, "_stamp", lambda descriptor: (0, 0, 0))
-    staging.put("A", {"w": torch.ones(size)})
+    staging.put("A", {"w": torch.ones(100)})
     staged = staging.open("A")
     file = staging.folder / "A.safetensors"
     file.write_bytes(file.read_bytes()[:-4])
@@ -189,10 +187,8 @@ def test_a_tensor_is_read_only_when_it_is_asked_for(staging, monkeypatch):
     staging.put("A", {f"t{index}": torch.full((1000,), float(index)) for index in range(5)})
     staged = staging.open("A")
     made: list[int] = []
-    read = np.fromfile
-    monkeypatch.setattr(
-        np, "fromfile", lambda file, kind, size, **kw: made.append(size) or read(file, kind, size, **kw)
-    )
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda size, **kw: made.append(size) or empty(size, **kw))
     assert "t1" in staged
     assert "x" not in staged
     assert len(staged) == 5
@@ -202,19 +198,6 @@ def test_a_tensor_is_read_only_when_it_is_asked_for(staging, monkeypatch):
     assert made == [4000]
     first.zero_()  # a copy: the staged model does not change
     assert staged["t3"][0].item() == 3
-
-
-def test_a_large_tensor_is_mapped_and_a_write_does_not_reach_the_file(staging, monkeypatch):
-    state = {"n": torch.tensor(3), "w": torch.arange(1.0, module.MAPPED), "v": torch.rand(module.MAPPED, 2).bfloat16()}
-    staging.put("A", state)
-    staged = staging.open("A")
-    assert staged["n"].item() == 3
-    monkeypatch.setattr(np, "fromfile", None)  # the others are not copied
-    assert torch.equal(staged["v"], state["v"])
-    first = staged["w"]
-    assert torch.equal(first, state["w"])
-    first.zero_()
-    assert torch.equal(staged["w"], state["w"])
 
 
 def test_in_memory_while_it_fits(tmp_path):

@@ -16,7 +16,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,7 +25,6 @@ from fairflare.exchange.tensor_file import DTYPES, NAME_OF, Layout, LazyState, l
 from fairflare.exchange.tensor_folder import SUFFIX, file_of, names_in
 
 SHARE = 0.25  # share of the free memory that is the default budget
-MAPPED = 2**17  # bytes of a staged tensor from which mapping it costs less than copying it
 GROUP = Path("/sys/fs/cgroup")  # folder of this process's control group, as seen in a container
 
 
@@ -147,9 +145,9 @@ class Staging:
 class _StagedState(LazyState):
     """Read single tensors of a site's staged safetensors file.
 
-    The safetensors library checks the file once. A large tensor is then a mapping of its part of the file, which costs
-    no copy; a small one is read. The library's reads map the whole file: pages of all sites' files would count as
-    memory of the server, and opening the file anew with the library for each tensor would parse the header each time.
+    The safetensors library checks the file once. The tensors are then read with plain file reads, since the library's
+    reads map the file into memory: mapped pages of all sites' files would count as memory of the server, and opening
+    the file anew with the library for each tensor would parse the header each time.
     """
 
     def __init__(self, site: str, path: Path) -> None:
@@ -172,19 +170,16 @@ class _StagedState(LazyState):
             raise StagingError(f"staged model of site {site!r} in {path} is damaged: {error}") from error
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        first, end = (self._start + offset for offset in self._entries[name]["data_offsets"])
-        with self._file.open("rb", buffering=0) as file:
+        first, end = self._entries[name]["data_offsets"]
+        data = torch.empty(end - first, dtype=torch.uint8)
+        with self._file.open("rb") as file:
             if _stamp(file.fileno()) != self._stamp:
                 raise StagingError(f"staged model of site {self._site!r} was replaced while it was being read")
-            if os.fstat(file.fileno()).st_size < end:
+            file.seek(self._start + first)
+            if file.readinto(data.numpy().data) < len(data):
                 raise StagingError(f"staged model of site {self._site!r} in {self._file} ends early")
-            data = (
-                np.fromfile(file, np.uint8, end - first, offset=first)
-                if end - first < MAPPED
-                else np.memmap(file, np.uint8, "c", first, end - first)  # mode "c": a write does not reach the file
-            )
         dtype, shape = self.layout[name]
-        return torch.from_numpy(data).view(dtype).reshape(shape) if len(data) else torch.empty(shape, dtype=dtype)
+        return data.view(dtype).reshape(shape)
 
 
 def _layout(site: str, state: Mapping[str, torch.Tensor]) -> Layout:

@@ -234,8 +234,22 @@ def test_macros_of_macros_and_other_files(tmp_path: Path) -> None:
     copies = read(a=["%net_def", "%net_def", "@net_def"], **HERE).make("a")
     assert len({*map(id, copies)}) == 3  # each macro is an object of its own
     (tmp_path / "b" / "configs" / "train.json").write_text(" " * 2**21)
-    with pytest.raises(BundleError, match="larger than 262144 bytes"):
+    with pytest.raises(BundleError, match="longer than 262144 characters"):
         Bundle(tmp_path / "b")
+
+
+@pytest.mark.parametrize("suffix", [".yaml", ".json"])
+def test_brackets_within_brackets_are_refused_before_a_reader_meets_them(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("monai.bundle.ConfigParser.load_config_file", lambda file: pytest.fail("was read"))
+    monkeypatch.setattr("yaml.safe_load", lambda text: pytest.fail("was read"))
+    deep = f'{{"net_def": {"[" * 150}{{"a": {"[" * 50}1{"]" * 50}}}{"]" * 150}}}'
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / f"train{suffix}").write_text(deep)
+    for text in (None, deep):
+        with pytest.raises(BundleError, match="more than 200 brackets within each other"):
+            Bundle(tmp_path, text=text)
 
 
 def test_a_function_that_gives_a_path_to_load_is_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ PLACES: Mapping[str, tuple[str, ...]] = {
     "optimizer": ("optimizer", "train#optimizer", "train#trainer#optimizer"),
 }  # fmt: skip
 NEEDED = ("network", "train_preprocessing", "validate_preprocessing", "loss", "key_metric")
-LARGEST_FILE = 2**18
+LARGEST_FILE = 2**18  # characters
+MOST_BRACKETS = 200  # open at once, those in texts included
 _folders: dict[str, Path] = {}  # folder of the bundle that a top-level module comes from, by module
 
 
@@ -84,8 +86,7 @@ class Bundle:
             self.config, self.name = read_files(folder, configs)
         else:
             with telling(f"{self.name}: the text of the job cannot be made"):
-                if len(text) > LARGEST_FILE:
-                    raise ValueError(f"longer than {LARGEST_FILE} characters")
+                look_at_size(text)
                 self.config = {**yaml.safe_load(text)}
         # FairFlare itself sets two values of the configuration: the path of the bundle's folder, and the device.
         with telling(f"{self.name}: what it says together cannot be made"):
@@ -184,14 +185,27 @@ def read_files(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], str]
     files = [there[name] for name in names]
     name = f"MONAI bundle {folder.name!r}, {' and '.join(f'{CONFIGS}/{file.name}' for file in files)}"
     with telling(f"{name} cannot be read"):
-        if any(there[part].stat().st_size > LARGEST_FILE for part in {*names, METADATA}.intersection(there)):
-            raise ValueError(f"larger than {LARGEST_FILE} bytes, so no configuration")
+        for part in sorted({*names, METADATA}.intersection(there)):
+            with there[part].open(encoding="utf-8", errors="replace") as file:
+                look_at_size(file.read(LARGEST_FILE + 1))
         if odd := [file.name for file in files if not isinstance(ConfigParser.load_config_file(file), dict)]:
             raise ValueError(f"{odd[0]} must hold an object, {{key: value}}, and holds a list or a single value")
         config = ConfigParser.load_config_files(files)
     with telling(f"MONAI bundle {folder.name!r}, {CONFIGS}/{METADATA} cannot be read"):
         config["_meta_"] = ConfigParser.load_config_file(there[METADATA]) if METADATA in there else {}
     return config, name
+
+
+def look_at_size(text: str) -> None:
+    """Refuse a configuration on which a reader of YAML would spend seconds: its time grows by the square of the depth.
+
+    Raises:
+        ValueError: the text is longer than ``LARGEST_FILE`` characters, or its brackets are nested too deep.
+    """
+    if len(text) > LARGEST_FILE:
+        raise ValueError(f"longer than {LARGEST_FILE} characters, so no configuration")
+    if max(accumulate((mark in "[{") - (mark in "]}") for mark in text), default=0) > MOST_BRACKETS:
+        raise ValueError(f"more than {MOST_BRACKETS} brackets within each other, so no configuration")
 
 
 @contextmanager

@@ -42,8 +42,8 @@ from fairflare.federation.transports.local import run_local
 from fairflare.privacy.sums.exposure import draw_groups
 from fairflare.privacy.sums.journal import SumLog
 from fairflare.privacy.sums.keys import SiteKeys
-from fairflare.privacy.sums.masks import Addition, SumQuestion, digest
-from fairflare.privacy.sums.ring import Ring, VectorLayout
+from fairflare.privacy.sums.masks import Addition, SumAsked, digest
+from fairflare.privacy.sums.ring import Ring, SumLayout
 from fairflare.reporting.results import read_results
 
 LAYERS = 40  # tensors of the model
@@ -76,8 +76,8 @@ def measure(num_sites: int, megabytes: float, bits: int, repeat: int, folder: Pa
     model = digest(updates[sites[0]])
     table = {site: (weight,) for site, weight in weights.items()}
     asked, layout = (
-        SumQuestion(0, 0, "params", Ring.fitting(bits, 8.0), model, table),
-        VectorLayout.of(updates[sites[0]]),
+        SumAsked(0, 0, "params", Ring.fitting(bits, 8.0), model, table),
+        SumLayout.make(updates[sites[0]]),
     )
     logs = {site: SumLog(site, folder / site, "bench") for site in sites}
     sent = {site: logs[site].masked(asked, pairs[site], layout, updates[site])[0] for site in sites}

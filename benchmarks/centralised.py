@@ -30,7 +30,7 @@ from fairflare.tasks.classification import ClassificationTask, PhantomClasses
 from fairflare.tasks.images import PhantomImages
 
 if TYPE_CHECKING:
-    from fairflare.base.task import Batch
+    from fairflare.base.site_data import Batch
 
 EACH = 40  # images of every class in the common test set
 

@@ -33,7 +33,7 @@ from PIL import Image
 
 from fairflare.base.disk.files import write_whole
 from fairflare.core.statistics.intervals import holm
-from fairflare.reporting.documents import Results
+from fairflare.reporting.documents import RunResults
 from fairflare.reporting.results import read_results, results_in
 from fairflare_lab.compare.comparison import comparison_of
 from hippocampus_folders import write_folders
@@ -241,7 +241,7 @@ def unpack(name: str, work: Path) -> None:
                 file.write_text(content.read().decode().replace(HERE, str(work)), encoding="utf-8")
 
 
-def runs_of(name: str) -> list[Results]:
+def runs_of(name: str) -> list[RunResults]:
     """Return the stored runs of a comparison, without those of left-out sites."""
     with tempfile.TemporaryDirectory() as place:
         unpack(name, Path(place))
@@ -249,7 +249,7 @@ def runs_of(name: str) -> list[Results]:
         return [read_results(file) for file in files if not file.with_name("unseen.json").exists()]
 
 
-def validated(run: Results) -> tuple[float, float]:
+def validated(run: RunResults) -> tuple[float, float]:
     """Return the worst site's and the average primary metric of a run's last model on the validation splits."""
     metric = str(run.info.primary_metric)
     cells = [c for c in run.cells if (c.metric, c.model, c.split, c.group) == (metric, "last", "validation", "")]

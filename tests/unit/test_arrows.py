@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import sys
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,21 @@ def test_a_site_never_needs_the_lab() -> None:
 def test_no_arrow_runs_back_up(low: str, high: str) -> None:
     of_room = {name: of for name, of in imports().items() if name.startswith(f"fairflare.{low}.")}
     assert [(n, o) for n, of in of_room.items() for o in of if o.startswith(f"fairflare.{high}.")] == []
+
+
+def test_what_scripts_import_is_there() -> None:
+    """Look at scripts that no test runs: a renamed class would be met hours into a benchmark."""
+    places = [Path(__file__).parents[2] / place for place in ("benchmarks", "tools", "docs", "jobs")]
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for place in places for file in place.rglob("*.py")]
+    wanted = {
+        (f"{node.module}", one.name)
+        for node in (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+        for one in node.names
+        if f"{node.module}".startswith("fairflare") and f"{node.module}.{one.name}" not in imports()
+    }
+    lacking = [(module, name) for module, name in sorted(wanted) if not hasattr(import_module(module), name)]
+    # Names for type checkers alone are in the text.
+    assert [one for one in lacking if f"{one[1]}: TypeAlias" not in inspect.getsource(import_module(one[0]))] == []
 
 
 NINE = {"found", "of", "own", "told", "kept", "said", "half", "made", "at"}  # words that do not say what a value is

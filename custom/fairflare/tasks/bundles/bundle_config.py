@@ -50,7 +50,6 @@ PLACES: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 NEEDED = ("network", "train_preprocessing", "validate_preprocessing", "loss", "key_metric")
 LARGEST_FILE = 2**18  # characters
-MOST_BRACKETS = 200  # open at once, those in texts included
 _folders: dict[str, Path] = {}  # folder of the bundle that a top-level module comes from, by module
 
 
@@ -202,10 +201,9 @@ def look_at_size(text: str) -> None:
     Raises:
         ValueError: the text is longer than ``LARGEST_FILE`` characters, or its brackets are nested too deep.
     """
-    if len(text) > LARGEST_FILE:
-        raise ValueError(f"longer than {LARGEST_FILE} characters, so no configuration")
-    if max(accumulate((mark in "[{") - (mark in "]}") for mark in text), default=0) > MOST_BRACKETS:
-        raise ValueError(f"more than {MOST_BRACKETS} brackets within each other, so no configuration")
+    opened = accumulate((mark in "[{") - (mark in "]}") for mark in text[: LARGEST_FILE + 1])
+    if len(text) > LARGEST_FILE or max(opened, default=0) > 3 * DEEPEST:  # those in texts included
+        raise ValueError(f"longer than {LARGEST_FILE} characters, or {3 * DEEPEST} brackets within each other")
 
 
 @contextmanager

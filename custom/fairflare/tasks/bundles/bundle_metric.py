@@ -118,14 +118,12 @@ class KeyMetric:
         """Return the metric of all images, from the masked array (images, structures) of :meth:`measure_image`."""
         if not self.summed:
             return float(np.ma.filled(scores.mean(axis=1).mean(), np.nan))
-        total = torch.as_tensor(np.asarray(scores.sum(axis=0)))
-        return float(compute_confusion_matrix_metric(self.confusion, total))
+        return float(compute_confusion_matrix_metric(self.confusion, torch.as_tensor(np.asarray(scores.sum(axis=0)))))
 
     def names(self, count: int) -> list[str]:
         """Return the names of the ``count`` structures that the metric measures one by one, if there are several."""
-        if count < 2 or self.summed:
-            return []
-        return self.structures if len(self.structures) == count else [f"class_{i + 1}" for i in range(count)]
+        names = self.structures if len(self.structures) == count else [f"class_{i + 1}" for i in range(count)]
+        return names if count > 1 and not self.summed else []
 
     def declared(self) -> tuple[Metric, ...]:
         """Declare the metric's mean, the loss and, if there are several structures, the metric of each structure."""

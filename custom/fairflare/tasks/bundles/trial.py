@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -40,13 +40,14 @@ def train_once(task: MonaiBundleTask) -> str:
         sides = task.parts.bundle.get("_meta_#network_data_format#inputs#image#spatial_shape") or ()
         size = [min(side, SIDES[1]) if isinstance(side, int) else SIDES[0] for side in sides]
         size = size if len(size) == len(axes) else [SIDES[0] for _ in axes]
-        spacings = (getattr(step, "spacing_transform", None) for step in train.flatten().transforms)
-        spacing = next((float(one.pixdim[0]) for one in spacings if one is not None), 1.0)
+        placed = (step for step in train.flatten().transforms if hasattr(step, "spacing_transform"))
+        spacing = next((float(step.spacing_transform.pixdim[0]) for step in placed), 1.0)
         numbers = takes_class_numbers(train, task.label_key)
-        lists: dict[str, Any] = {}
-        for number, split in enumerate(SPLITS):
-            case = _write_noise(place.path / split, channels, size, spacing)
-            lists[split] = [{"image": case[0], "label": number % 2 if numbers else case[1]}]
+        cases = {split: _write_noise(place.path / split, channels, size, spacing) for split in SPLITS}
+        lists = {
+            split: [{"image": image, "label": number % 2 if numbers else label}]
+            for number, (split, (image, label)) in enumerate(cases.items())
+        }
         (place.path / "datalist.json").write_text(json.dumps(lists), encoding="utf-8")
         data = task.open_site("trial", {"data_root": str(place.path)})
         task.check_site(model, data, torch.device("cpu"))

@@ -151,7 +151,8 @@ def in_pages(names: str) -> list[str]:
 def commands_of(preparers: bool) -> dict[str, Any]:
     """Return the command line's commands, or those of `prepare`; they are collected once."""
     app = make_app() if preparers else cli.app
-    return dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    group: Any = typer.main.get_command(app)
+    return {name: group.get_command(None, name) for name in group.commands}
 
 
 @pytest.mark.parametrize("command", in_pages("[a-z]"))

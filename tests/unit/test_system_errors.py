@@ -50,8 +50,9 @@ BAD: dict[str, Callable[[Path], str]] = {
 
 def options() -> Iterator[tuple[str, str]]:
     """Return each command's options and arguments that are paths."""
-    for name, command in get_command(commands.app).commands.items():  # type: ignore[attr-defined]
-        for given in command.params:
+    group: Any = get_command(commands.app)
+    for name in group.commands:
+        for given in group.get_command(None, name).params:
             if "Path" in str(given.type_descriptor.annotation):
                 yield name, given.opts[0]
     yield from (("prepare folders", "--out"), ("prepare volumes", "--out"), ("prepare masks", "--source"))

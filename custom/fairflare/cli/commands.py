@@ -1,8 +1,9 @@
-"""Register the commands of ``fairflare``, a file each; packages that a command needs are imported when it is called."""
+"""Name the commands of ``fairflare``, each of which is imported when it is called, with the packages that it needs."""
 
 from __future__ import annotations
 
 import shlex
+from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any
 
 import typer
@@ -10,22 +11,22 @@ from typer.core import TyperGroup
 
 from fairflare.base.disk.files import system_error
 from fairflare.base.own_errors import lacking_package
-from fairflare.base.plugins import COMMANDS, plugged
-from fairflare.cli.data.check import check_data
-from fairflare.cli.data.doctor import doctor
-from fairflare.cli.data.policies import policies
-from fairflare.cli.data.stats import stats
-from fairflare.cli.examples import examples
-from fairflare.cli.methods import describe, list_methods, privacy
-from fairflare.cli.model.adapt import adapt
-from fairflare.cli.model.evaluate import evaluate
-from fairflare.cli.model.plan import plan
-from fairflare.cli.model.predict import predict
+from fairflare.base.plugins import COMMANDS, loaded
 from fairflare.cli.options import Command, spell_methods
-from fairflare.cli.run.command import export, run
 from fairflare.cli.screen import console, say
-from fairflare.cli.show import show
 
+#: Functions of the commands, in the order of the help.
+FUNCTIONS = {
+    "list": "methods:list_methods", "describe": "methods:describe", "privacy": "methods:privacy",
+    "run": "run.command:run", "export": "run.command:export", "show": "show:show", "adapt": "model.adapt:adapt",
+    "predict": "model.predict:predict", "evaluate": "model.evaluate:evaluate", "plan": "model.plan:plan",
+    "check-data": "data.check:check_data", "stats": "data.stats:stats", "doctor": "data.doctor:doctor",
+    "policies": "data.policies:policies", "examples": "examples:examples", "prepare": "commands:prepare",
+}  # fmt: skip
+#: What ``prepare`` gets of the command line, whose options are declared by the preparers.
+AS_IT_IS: Any = {
+    "add_help_option": False, "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
+}  # fmt: skip
 #: How commands that users of other tools type are spelled here.
 SPELLED = {
     "version": "--version", "-v": "--version", "train": "run", "methods": "list", "test": "evaluate", "help": "--help",
@@ -33,7 +34,26 @@ SPELLED = {
 
 
 class Commands(TyperGroup):
-    """Define the group of all commands, which answers a word of another tool with the command that is meant."""
+    """Define the group of all commands, which answers a word of another tool with the command that is meant.
+
+    The commands are ours and those of plugins by name, as entry points; each is made when it is asked for.
+    """
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        plugged = sorted(entry_points(group=COMMANDS), key=lambda point: point.name)
+        self.commands: Any = {
+            **{name: EntryPoint(name, f"{__package__}.{function}", COMMANDS) for name, function in FUNCTIONS.items()},
+            # A plugin's command of the same name extends ours: `show` calls it for several runs.
+            **{point.name: point for point in plugged if point.name not in FUNCTIONS},
+        }
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if (point := self.commands.get(cmd_name)) is None:
+            return None
+        alone = typer.Typer(add_completion=False)
+        alone.command(cmd_name, **({"cls": Command} if cmd_name != "prepare" else AS_IT_IS))(loaded(point))
+        return typer.main.get_command(alone)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and (meant := SPELLED.get(args[0])):
@@ -72,31 +92,6 @@ def prepare(ctx: typer.Context) -> None:
     from fairflare.data.preparers.__main__ import main as prepare_data
 
     raise typer.Exit(prepare_data(ctx.args, prog="fairflare prepare"))
-
-
-app.command("list", cls=Command)(list_methods)
-for command in (
-    describe,
-    privacy,
-    run,
-    export,
-    show,
-    adapt,
-    predict,
-    evaluate,
-    plan,
-    check_data,
-    stats,
-    doctor,
-    policies,
-    examples,
-):
-    app.command(cls=Command)(command)
-app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(prepare)
-own = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
-for name, more in plugged(COMMANDS).items():
-    if name not in own:  # a plugin's command of the same name extends ours: `show` calls it for several runs
-        app.command(name, cls=Command)(more)
 
 
 def main() -> None:

@@ -194,11 +194,10 @@ class Command(TyperCommand):
             f"{arg}={FIRST_PAPER}" if arg == "--paper" and _no_paper(after) else arg
             for arg, after in zip(args, [*args[1:], ""], strict=False)
         ]
-        words = [*args]
         try:
             return super().parse_args(ctx, given)
         except USAGE_ERROR as error:
-            more, words = "", spell_methods(words)
+            more, words = "", spell_methods(args)
             if hasattr(error, "possibilities"):  # the option is unknown
                 more = _spelled(ctx.info_name, words, error.option_name, [flag for p in self.params for flag in p.opts])
             elif "extra argument" in error.message:
@@ -446,8 +445,7 @@ def parse_settings(items: Sequence[str] | None) -> dict[str, Any]:
     parsed: dict[str, Any] = {}
     for item in items or ():
         key, equals, text = item.partition("=")
-        key = key.strip()
-        if not equals or not key:
+        if not equals or not (key := key.strip()):
             raise ValueError(f"--set wants KEY=VALUE, got {item!r}")
         if key in parsed:
             raise ValueError(f"--set gives {key!r} twice; give it once")

@@ -56,10 +56,10 @@ def _plain_results(results: RunResults, metric: str | None) -> dict[str, Any]:
     from fairflare.reporting.table import check_metric, collect_by_site, label_of, metrics_of, run_notes, summary_of
     from fairflare.reporting.values import site_columns
 
-    names = []
-    if site_columns(results):
-        names = metrics_of(results) if metric is None else [check_metric(results, metric)]
-    over = {name: summary_of(results, name).as_dict() for name in names}
+    chosen = (
+        (metrics_of(results) if metric is None else [check_metric(results, metric)]) if site_columns(results) else []
+    )
+    over = {name: summary_of(results, name).as_dict() for name in chosen}
     metrics = {
         name: {"sites": collect_by_site(results, name), "average": figures.pop("mean"), **figures}
         for name, figures in over.items()

@@ -93,16 +93,14 @@ def test_adapted_layers_have_one_weight(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "options", "why"),
     [
-        ("q_fed_avg", {}, "QFedAvg makes a step of its own from the mean change"),
-        ("fed_nova", {}, "FedNova makes a step of its own from the mean change"),
+        ("q_fed_avg", {}, "QFedAvg makes a step of its own"),
+        ("fed_nova", {}, "FedNova makes a step of its own"),
         ("cgsv", {}, "CGSV gives every site a model of its own"),
-        ("fed_avg", {"aggregate": "median"}, "aggregate='median' works number by number"),
+        ("fed_avg", {"aggregate": "median"}, "aggregate='median' works"),
     ],
 )
 def test_where_products_cannot_be_averaged_the_run_does_not_begin(method: str, options: Any, why: str) -> None:
-    with pytest.raises(
-        ValueError, match=f"adapters.average='product' does not go with it: {why}; set adapters.average=fac"
-    ):
+    with pytest.raises(ValueError, match=rf"adapters.average='product' .*{why}; set"):
         plan_of(method, **options)
     plan_of(method, settings={"adapters.average": "factors"}, **options)
 
@@ -165,7 +163,7 @@ def test_a_site_without_peft_is_out_by_name_and_the_run_goes_on(
             return perform(self, *arguments)
 
     monkeypatch.setattr(SiteWorker, "perform", without_peft)
-    words = "site 'site-2': .*this needs the package peft, which is not installed: pip install 'fairflare.adapters.'"
+    words = "site-2.*needs the package peft, .*adapters"
     settings = {**TINY, "local_epochs": 1}
     made = partial(make_plan, "fed_avg", task="classification", sites=3, num_rounds=2, settings=settings,
                    exchange=exchange)  # fmt: skip

@@ -127,15 +127,15 @@ def test_a_site_without_usable_volumes_is_named(tmp_path: Path, bundle: Path) ->
     local = two_sites(tmp_path / "sites")
     for path in (tmp_path / "sites" / "site-2" / "labels").iterdir():
         path.write_bytes(b"no volume")
-    with pytest.raises(RuntimeError, match=r"site 'site-2': an image of split 'training' cannot be prepared by the"):
+    with pytest.raises(RuntimeError, match="'site-2': an image of split 'training'"):
         run(tmp_path / "run", bundle, local)
 
 
 @pytest.mark.parametrize(
     ("classes", "change", "message"),
     [
-        (3, {}, r"labels have values up to 2, and the network has 2 channels: 0 to 1"),
-        (2, {"in_channels": 2}, r"the MONAI bundle's network cannot do with .*an input of \(1, 1, 16, 16, 16\)"),
+        (3, {}, "labels .* up to 2, .* has 2 channels"),
+        (2, {"in_channels": 2}, r"network cannot do .*\(1, 1, 16, 16, 16\)"),
     ],
 )
 def test_images_that_do_not_fit_end_the_run_before_any_training(

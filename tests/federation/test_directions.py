@@ -140,8 +140,8 @@ def test_distances_in_mm(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("declared", "more", "words"),
     [
-        (IN_MM.replace("high=100", "high=1"), "", r"metric 'hd95' must lie in \[0, 1\] mm, got .*declared_metrics\(\)"),
-        (IN_MM, ', "f1": 0.5', r"declare whether more of 'f1' is better.*\(Task\): Metric\(name='f1'"),
+        (IN_MM.replace("high=100", "high=1"), "", "metric 'hd95'.* got .*declared_metrics"),
+        (IN_MM, ', "f1": 0.5', r"more of 'f1' is better.*Metric\(name='f1'"),
     ],
 )
 def test_what_does_not_fit_is_said_before_any_training(declared: str, more: str, words: str, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_what_does_not_fit_is_said_before_any_training(declared: str, more: str,
 
 
 def test_a_metric_without_a_direction_is_asked_for_where_the_plan_is_made(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"declare whether more of 'hd95' is better.*Metric\(name='hd95', doc="):
+    with pytest.raises(ValueError, match=r"more of 'hd95' .*Metric\(name='hd95', doc="):
         hausdorff(tmp_path, 'Metric(name="hd95", doc="distance"),')
     with pytest.raises(ValueError, match="declare whether more of 'hd95' is better"):
         hausdorff(tmp_path, "LOSS,")  # the primary one is not declared at all
@@ -162,7 +162,7 @@ def test_a_metric_without_a_direction_is_asked_for_where_the_plan_is_made(tmp_pa
 def test_methods_that_go_by_a_score_refuse_a_distance(method: str, tmp_path: Path) -> None:
     file = tmp_path / "hd.py"
     file.write_text(HAUSDORFF.format(declared=IN_MM, more=""))
-    with pytest.raises(ValueError, match=r"a score in \[0, 1\].*'hd95' lies in \[0, 100\] mm, better when lower"):
+    with pytest.raises(ValueError, match=r"'hd95' lies in \[0, 100\] mm, .* lower"):
         make_plan(method, task_file=file, sites=2, num_rounds=20)
 
 
@@ -190,7 +190,7 @@ def test_nothing_is_guessed_from_a_name() -> None:
 def test_old_results_say_it_or_are_asked() -> None:
     old = read(info={"label": "x"})
     assert direction_of(old, "balanced_accuracy") is True
-    with pytest.raises(ValueError, match=r"do not say whether more of 'hd95' is better.*under 'info' of results.json"):
+    with pytest.raises(ValueError, match=r"more of 'hd95' is better.*'info' of"):
         direction_of(old, "hd95")
     assert direction_of(read(info={"label": "x", "higher_is_better": {"hd95": False}}), "hd95") is False
 
@@ -206,8 +206,8 @@ def test_the_server_goes_by_the_jobs_ranges() -> None:
     assert metric_values(read) == {"hd95": 99.5, "dark/dice": 0.5}
     for metrics, words in (
         ({"dice": 1.5}, r"'dice' must lie in \[0, 1\], got 1.5"),
-        ({"hd95": 100.5}, r"'hd95' must lie in \[0, 100\] mm, got 100.5"),
-        ({"other": 0.5}, "'other' is not declared by the job's task"),
+        ({"hd95": 100.5}, "'hd95'.* got 100.5$"),
+        ({"other": 0.5}, "'other' is not declared"),
     ):
         with pytest.raises(ReportError, match=words):
             read_metrics("A", rows(metrics), RANGES, OF_TEST)
@@ -218,7 +218,7 @@ def test_the_server_goes_by_the_jobs_ranges() -> None:
 
 
 def test_a_script_says_it_in_its_job() -> None:
-    with pytest.raises(ValueError, match=r"more of 'auc' is better.*ScriptRecipe\(\.\.\., metrics=\{'auc'"):
+    with pytest.raises(ValueError, match=r"more of 'auc' .*ScriptRecipe.*metrics="):
         ScriptTask(model="a.B", metric="auc")
     with pytest.raises(ValueError, match="'auc' has no 'higher'; did you mean"):
         ScriptTask(model="a.B", metric="auc", metrics={"auc": {"higher": True}})

@@ -252,7 +252,7 @@ def check_refusal(text: str, site: str, field: str) -> None:
 @pytest.mark.parametrize("report", ["x", [1], 5, b"", torch.ones(2)])
 def test_a_report_that_is_none_is_refused(method: Any, report: Any) -> None:
     rule = make(method)
-    with pytest.raises(ReportError, match="site 'b': field 'report' must be a dict, got "):
+    with pytest.raises(ReportError, match=r"^site 'b': field 'report'.* got "):
         begun(rule).read_training("b", train_message("b", rule=rule, report=report))
 
 

@@ -186,8 +186,8 @@ def test_a_pattern_freezes_what_it_does_not_match() -> None:
     ("exchange", "words"),
     [
         ("nowhere", "exchange='nowhere' matches no tensor"),
-        ("encoder", "nothing would be trained, every parameter that it matches .* is frozen"),
-        ("(", "exchange must be 'all', 'trainable' or a regular expression, got '\\('"),
+        ("encoder", "every parameter that it matches .* frozen"),
+        ("(", r"^exchange.* got '\('"),
         (" ", "it is empty"),
     ],
 )
@@ -258,15 +258,15 @@ def test_predict_builds_what_the_file_lacks(tmp_path: Path) -> None:
         "    def build_model(self):\n        model = super().build_model()\n"
         "        model.encoder.conv1.weight.data.add_(1)\n        return model\n"
     )
-    with pytest.raises(ValueError, match=r"those that the run exchanged \(trainable\).*here they are not those"):
+    with pytest.raises(ValueError, match=r"the run exchanged \(trainable\)"):
         load_predictor(part.parent, "last", task_file=other)
 
 
 @pytest.mark.parametrize(
     ("method", "settings", "words"),
     [
-        ("fed_lwr_last_layer", {"only_layer": "encoder.conv1"}, "only_layer='encoder.conv1' names no layer"),
-        ("fed_avg", {"norm_statistics": "recalibrated"}, "in a part of the network that does not travel"),
+        ("fed_lwr_last_layer", {"only_layer": "encoder.conv1"}, "only_layer='encoder.conv1' names no"),
+        ("fed_avg", {"norm_statistics": "recalibrated"}, "in a part .* that does not travel"),
         ("creff", {"exchange": "head"}, ""),
     ],
 )
@@ -339,12 +339,12 @@ def mixed(folder: Path, other: Any, job: str = "run", **settings: Any) -> Run:
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        (Another, "the part of the network that is not sent .* differs from the server's: sha256 .*; give this"),
-        (Absent, "cannot be built here .FileNotFoundError.; give this site the encoder's file"),
+        (Another, "that is not sent .* differs .*; give this"),
+        (Absent, "FileNotFoundError.; give this site"),
     ],
 )
 def test_a_site_with_another_encoder_is_out_by_name(other: type, words: str, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=f"1 of 3 site.s. cannot take part: site 'site-2': .*{words}"):
+    with pytest.raises(RuntimeError, match=rf"1 of 3 site.*'site-2': .*{words}"):
         mixed(tmp_path / "all", other())()
     run = mixed(tmp_path / "most", other(), require_all_sites=False)()
     for number in range(2):
@@ -401,21 +401,19 @@ def test_each_participant_loads_the_encoder_from_a_file_of_its_own(tmp_path: Pat
     assert all(torch.equal(tensor, found[name]) for name, tensor in every.items())
     with pytest.raises(ValueError, match="here they are not those of the run"):
         load_predictor(part.parent, "last")
-    with pytest.raises((RuntimeError, ValueError), match="initial_ckpt changes tensors that are not sent"):
+    with pytest.raises((RuntimeError, ValueError), match="initial_ckpt changes tensors"):
         run_local(fitted("trainable", initial_ckpt=files["server"]), tmp_path / "carried")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["wrong", "absent"])
-def test_a_site_with_the_wrong_or_no_file_is_out_by_name(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "words"), [("wrong", "differs .*initial_weights"), ("absent", "ValueError.*initial_weights")]
+)
+def test_a_site_with_the_wrong_or_no_file_is_out_by_name(kind: str, words: str, tmp_path: Path) -> None:
     theirs = encoder_file(tmp_path / "wrong.pt", 8) if kind == "wrong" else str(tmp_path / "secret" / "absent.pt")
     right = encoder_file(tmp_path / "right.pt", 7)
     local = {"initial_weights": right, "sites": {"site-2": {"initial_weights": theirs}}}
-    words = {
-        "wrong": r"differs from the server's.*encoder file \(initial_weights\)",
-        "absent": r"cannot be built here .ValueError.; give this site the encoder's file \(initial_weights in",
-    }[kind]
-    with pytest.raises(RuntimeError, match=f"1 of 3 site.s. cannot take part: site 'site-2': .*{words}") as told:
+    with pytest.raises(RuntimeError, match=rf"1 of 3 site.*'site-2': .*{words}") as told:
         run_local(fitted("trainable"), tmp_path / "all", local)
     assert "secret" not in str(told.value)
     results = run_document(run_local(fitted("trainable", require_all_sites=False), tmp_path / "most", local))

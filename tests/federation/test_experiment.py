@@ -166,8 +166,8 @@ def with_versions(folder: Path, **changes: str) -> None:
 def test_another_fairflare_is_refused_by_name(was: str, tmp_path: Path) -> None:
     Run(tmp_path, num_rounds=1, experiment="e")()
     with_versions(tmp_path, fairflare=was)
-    why = rf"^experiment 'e' was begun with fairflare {re.escape(was)}, this is {re.escape(__version__)}; install that "
-    with pytest.raises(CheckpointError, match=why + "version to go on with it, or give the run another experiment id$"):
+    why = f"^experiment 'e' .*{re.escape(was)}, this is {re.escape(__version__)}; install that "
+    with pytest.raises(CheckpointError, match=why + r"version .* give .*another experiment id$"):
         Run(tmp_path, num_rounds=2, experiment="e")()
 
 
@@ -216,7 +216,7 @@ def test_another_number_of_rounds_is_refused_where_something_depends_on_it(
 
     Run(tmp_path, behaviour, num_rounds=1, experiment="e", **options)()
     other = Run(tmp_path, behaviour, num_rounds=2, experiment="e", **options)
-    with pytest.raises(CheckpointError, match=f"num_rounds=1, is 2, and {names} depends on it.*Set num_rounds=1, or"):
+    with pytest.raises(CheckpointError, match=rf"num_rounds=1, is 2, and {names} .*Set"):
         other()
     assert other.net.asked == []
     Run(tmp_path, behaviour, num_rounds=1, experiment="e", **options)()
@@ -229,7 +229,7 @@ def test_rules_that_do_not_look_at_the_number_of_rounds(rule: Any) -> None:
 
 def test_a_number_of_rounds_that_is_done_already(tmp_path: Path) -> None:
     Run(tmp_path, num_rounds=3, experiment="e")()
-    with pytest.raises(CheckpointError, match=r"has done 3 rounds already, num_rounds is 2; set it to at least 3"):
+    with pytest.raises(CheckpointError, match="3 rounds already, num_rounds is 2; set"):
         Run(tmp_path, num_rounds=2, experiment="e")()
 
 
@@ -366,7 +366,7 @@ def test_going_back_on_resume(tmp_path: Path) -> None:
 
 def test_going_back_helps_once_or_not(tmp_path: Path) -> None:
     run = Run(tmp_path, Poisoned(2, times=2), num_rounds=3, experiment="e")
-    with pytest.raises(RoundFailed, match=r"round 2, train: 0 usable.*ValueError.*going back one round did not help"):
+    with pytest.raises(RoundFailed, match=r"round 2, train: 0 .*going back .* not help"):
         run()
     assert [task.current_round for task in run.net.tasks] == [0, 1, 2, 1, 2]
     assert len(run.results["went_back"]) == 1
@@ -467,7 +467,7 @@ def test_a_full_disk_of_the_checkpoints_ends_the_run_and_leaves_the_last_one(sma
     (folder / "kept").symlink_to(small_disk)
     whole = Run(folder / "a", num_rounds=3, rule=Large())()
     run = Run(folder, filling(small_disk, 1, leave), num_rounds=3, rule=Large(), experiment="e")
-    with pytest.raises(ServerFault, match=r"the checkpoint of round 2 cannot be written to .*: .*[Nn]o space left"):
+    with pytest.raises(ServerFault, match=r"round 2 cannot be written .*[Nn]o space"):
         run()
     assert run.results["status"] == "failed"
     assert "Free space there, or choose another disk (checkpoint_root" in run.results["reason"]
@@ -491,7 +491,7 @@ def test_a_full_disk_of_the_run_still_says_failed_in_the_results(small_disk: Pat
 def test_a_file_in_place_of_the_checkpoint_folder(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("")
     run = Run(tmp_path, num_rounds=1, experiment="e")
-    with pytest.raises(ServerFault, match=r"the checkpoint folder cannot be written to .*checkpoint_root"):
+    with pytest.raises(ServerFault, match=r"the checkpoint folder cannot .*_root"):
         run()
     assert run.net.asked == []
     assert run.results["status"] == "failed"
@@ -508,7 +508,7 @@ def test_a_checkpoint_disk_that_became_read_only(small_disk: Path) -> None:
         return good(site, name, task)
 
     run = Run(folder, behaviour, num_rounds=2, experiment="e", train_timeout=30)
-    with pytest.raises(ServerFault, match=r"the checkpoint of round 2 cannot be written .*Read-only file system"):
+    with pytest.raises(ServerFault, match=r"round 2 cannot be written .*Read-only"):
         run()
     subprocess.run(["umount", "--lazy", str(small_disk)], check=True)
     assert run.results["status"] == "failed"
@@ -528,7 +528,7 @@ def test_a_limit_on_the_size_of_a_file(tmp_path: Path) -> None:
 
     run = Run(tmp_path, behaviour, num_rounds=2, rule=Large(), experiment="e")
     try:
-        with pytest.raises(ServerFault, match=r"the checkpoint of round 2 cannot be written to .*: File too large"):
+        with pytest.raises(ServerFault, match=r"round 2 cannot .*: File too large"):
             run()
         assert run.results["status"] == "failed"
     finally:

@@ -70,7 +70,7 @@ def test_a_metric_that_is_not_finite_keeps_its_site_in_the_table(tmp_path: Path)
 
 def test_a_site_without_a_finite_metric_is_no_usable_result(tmp_path: Path) -> None:
     run = Run(tmp_path, misbehave("site-1", "validate", undefined("dice")), num_rounds=1, min_sites=3)
-    with pytest.raises(RoundFailed, match=r"2 usable result\(s\) of 3 .*site 'site-1': its 'dice' is not finite"):
+    with pytest.raises(RoundFailed, match=r"2 usable .* of 3 .*'dice' is not finite"):
         run()
     nothing = Run(
         tmp_path / "b", misbehave("site-1", "validate", undefined("dice", "loss", VALIDATED + "dice")), num_rounds=1
@@ -385,17 +385,17 @@ def test_mean_of() -> None:
 @pytest.mark.parametrize(
     ("rule", "half", "message"),
     [
-        (FedISM(rho=0.05), {"path": HALVES, "args": {"rho": 0.1}}, "rho is 0.05 at the server and 0.1 at the sites"),
-        (FedISM(rho=0.1), {"path": HALVES, "args": {}}, "rho is 0.1 at the server and 0.05 at the sites"),
-        (FedISM(), {"path": "their.Own", "args": {"tau": 0.5}}, "tau is None at the server and 0.5 at the sites"),
+        (FedISM(rho=0.05), {"path": HALVES, "args": {"rho": 0.1}}, "rho is 0.05 at the server and 0.1 at"),
+        (FedISM(rho=0.1), {"path": HALVES, "args": {}}, "rho is 0.1 at the server and 0.05 at"),
+        (FedISM(), {"path": "their.Own", "args": {"tau": 0.5}}, "tau is None at the server and 0.5 at"),
         (FedLWR(preset="authors"),
          {"path": "fairflare.methods.fed_lwr.LayerSimilarityReport", "args": {"preset": "paper"}},
-         "preset is 'authors' at the server and 'paper' at the sites"),
+         "preset is 'authors' at the server and"),
     ],
 )  # fmt: skip
 def test_halves_that_differ_end_the_run_before_training(tmp_path: Path, rule: Any, half: Any, message: str) -> None:
     run = Run(tmp_path, rule=rule, site_half=half)
-    with pytest.raises(ValueError, match=f"the two halves of the configuration differ: {message}"):
+    with pytest.raises(ValueError, match=rf"configuration differ: {message}"):
         run()
     assert run.net.asked == []
     assert message in run.results["reason"]

@@ -232,14 +232,14 @@ def test_columns_go_by_name_and_wrong_labels_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not among them: oedema"):
         task.open_site("a", own)
     file.write_text(json.dumps({**content, "class_names": None}))
-    with pytest.raises(DataError, match="need their names, 'class_names' beside the splits"):
+    with pytest.raises(DataError, match="'class_names' beside the splits"):
         task.open_site("a", own)
     file.write_text(json.dumps(content))
     with pytest.raises(DataError, match="take 'class_numbers' out of the site's"):
         task.open_site("a", {**own, "class_numbers": {"1": 0}})
     with pytest.raises(DataError, match="set findings of the task"):
         ClassificationTask(num_classes=3).open_site("a", own)
-    with pytest.raises(DataError, match=r"'classes' in the site's fairflare\.json leaves out"):
+    with pytest.raises(DataError, match=r"'classes' in the site's .* leaves out"):
         task.open_site("a", {**own, "classes": [0]})
 
 

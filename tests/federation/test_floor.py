@@ -259,7 +259,7 @@ def test_a_job_can_raise_the_floor_and_not_lower_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [0, -1, 2.0, "5", True, None])
 def test_a_wrong_floor_costs_the_site_the_check(wrong: Any, tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="setting 'min_cases' must be an integer >= 1"):
+    with pytest.raises(Exception, match="'min_cases' must be an integer >= 1"):
         run_local(plan_of("fed_avg"), tmp_path, {"sites": {"site-2": {"min_cases": wrong}}})
 
 
@@ -455,9 +455,7 @@ def test_a_suppressed_field_is_nan_where_that_means_something_and_a_refusal_wher
     found = read_report({"names": ["a", "b"]}, fields, "s", suppressed=["loss", "parts"])
     assert math.isnan(found["loss"])
     assert [math.isnan(value) for value in found["parts"]] == [True, True]
-    with pytest.raises(
-        ReportError, match="site 's': the field 'x' is suppressed there: fewer cases than its min_cases"
-    ):
+    with pytest.raises(ReportError, match=r"'s': the field 'x' .* than its min_cases"):
         read_report({}, [Field("x")], "s", suppressed=["x"])
     with pytest.raises(ReportError, match="lacks the field 'loss'"):
         read_report({"names": []}, fields, "s")
@@ -473,7 +471,7 @@ def test_a_metric_that_came_is_not_suppressed() -> None:
 
 def test_stock_controllers_are_told_why() -> None:
     reply = SiteReply("ok", metrics=[Cell("dice", reason="suppressed")])
-    with pytest.raises(NotServed, match="dice is suppressed: fewer cases than its min_cases"):
+    with pytest.raises(NotServed, match=r"dice is suppressed.*min_cases"):
         metrics_of(reply, "dice")
 
 

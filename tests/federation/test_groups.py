@@ -339,9 +339,9 @@ def test_a_patient_is_in_one_part_the_same_in_every_run() -> None:
     stats = {field.name: floor.get(field.name) for field in groups.FIELDS}
     assert groups.read_groups("s", stats, ["sex"], 1, 10, 5)["sex=F"]["cases"].tolist() == [[15, 240]]
     assert groups.read_groups("s", stats, ["sex"], 1, 10, 5, ["sex=F", "sex=M"], 120)
-    with pytest.raises(ReportError, match="'group_images' counts 120 images by 'sex', it has 119 in test"):
+    with pytest.raises(ReportError, match=r"'group_images' counts 120 .*'sex', .*119"):
         groups.read_groups("s", stats, ["sex"], 1, 10, 5, images=119)
-    with pytest.raises(ReportError, match="the 2 groups that the datalists declare, it has 2: 'another order'"):
+    with pytest.raises(ReportError, match=r"the 2 groups .*has 2: 'another order'"):
         groups.read_groups("s", stats, ["sex"], 1, 10, 5, ["sex=M", "sex=F"])
 
 
@@ -358,12 +358,12 @@ def edited(key: str, value: Any) -> Any:
 @pytest.mark.parametrize(
     ("asked", "change", "words"),
     [
-        ("weight", None, "'site-1'.*: the run asks for groups='weight', which its data do not declare"),
-        ("sex", edited("sex", "Secret"), "entry 3 of 'test': attribute 'sex' must be one of 'female', 'male'"),
-        ("sex", edited("sexx", "F"), "site 'site-2'.*entry 3 of 'test': an attribute is not declared"),
-        ("age", edited("age", "Secret"), "site 'site-2'.*attribute 'age' must be a finite number"),
+        ("weight", None, "'site-1'.*: the run asks for groups="),
+        ("sex", edited("sex", "Secret"), "entry 3 of 'test': attribute 'sex' must"),
+        ("sex", edited("sexx", "F"), "'site-2'.*entry 3 .* not declared"),
+        ("age", edited("age", "Secret"), "'site-2'.*attribute 'age' must"),
         ("sex", lambda c: c["attributes"]["sex"].update(values=["male", "female"]), "the attributes differently"),
-        ("sex", lambda c: c.update(attributes=["Secret"]), "site 'site-2'.*'attributes' must give each attribute as"),
+        ("sex", lambda c: c.update(attributes=["Secret"]), "'site-2'.*'attributes' must give"),
     ],
 )  # fmt: skip
 def test_bad_input_ends_the_run_before_it_begins(asked: str, change: Any, words: str, tmp_path: Path) -> None:
@@ -375,14 +375,14 @@ def test_bad_input_ends_the_run_before_it_begins(asked: str, change: Any, words:
 
 def test_a_task_that_tells_nothing_of_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ImageTask, "outcome_names", lambda self: [])
-    with pytest.raises(RoundFailed, match="groups needs a task with a result for each image, which"):
+    with pytest.raises(RoundFailed, match="groups needs a task with a result"):
         run_local(plan("sex"), tmp_path / "run", federation(tmp_path / "data"))
 
 
 def test_groups_of_a_task_with_findings_are_refused_in_words() -> None:
     task: Any = ClassificationTask(findings=["edema", "mass"], image_size=(33, 33))
     data: Any = SimpleNamespace(attributes={"sex": ("F", "M", "unknown")})
-    with pytest.raises(SiteError, match="which one with several findings an image does not have; take groups out"):
+    with pytest.raises(SiteError, match=r"with several findings .*take groups out"):
         groups.check_asked("a", task, data, ["sex"])
 
 
@@ -395,9 +395,9 @@ def test_a_reply_that_cannot_be_used() -> None:
     stats: dict[str, Any] = {field.name: None for field in groups.FIELDS}
     assert groups.read_groups("s", stats, ["sex"], 2, 10, 5) is None
     stats |= {groups.NAMES: ["sex=F", "sex=M"], "group_images": [1.0]}
-    with pytest.raises(ReportError, match="site 's': field 'group_images' has 1 entries, expected 2"):
+    with pytest.raises(ReportError, match=r"'s': field 'group_images' .*expected 2"):
         groups.read_groups("s", stats, ["sex"], 2, 10, 5)
-    with pytest.raises(ReportError, match="field 'group_names' must name groups of age, got 'sex=F'"):
+    with pytest.raises(ReportError, match=r"'group_names' must .*age, got 'sex=F'"):
         groups.read_groups("s", stats, ["age"], 2, 10, 5)
 
 
@@ -483,7 +483,7 @@ def test_prevalence_is_in_the_labels_and_nothing_else_moves() -> None:
 
 
 def test_what_depends_on_an_attribute_needs_attributes() -> None:
-    with pytest.raises(ValueError, match="attribute_noise is set, but attributes is False"):
+    with pytest.raises(ValueError, match="attribute_noise is set, but attributes"):
         PhantomPlan(attribute_noise=0.1)
 
 

@@ -247,5 +247,5 @@ def test_nothing_is_kept_where_the_site_says_so(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("wrong", [-1, "often", True, float("inf")])
 def test_a_wrong_number_of_seconds_is_refused(wrong: Any, tmp_path: Path) -> None:
-    with pytest.raises(SiteError, match="'save_seconds' must be a number of seconds >= 0"):
+    with pytest.raises(SiteError, match=r"'save_seconds' must be .* >= 0"):
         at_site(tmp_path, LocalTraining(), task=SegmentationTask(**SEGMENTATION), settings={"save_seconds": wrong})

@@ -463,7 +463,7 @@ NOT_A_MEAN = {
 def test_a_median_instead_of_the_mean(method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check one site of three with arbitrary values: each number, before any optimizer, stays among the honest ones."""
     if method.name in NOT_A_MEAN:
-        with pytest.raises(ValueError, match=f"^aggregate='median' does not go with .*: {NOT_A_MEAN[method.name]}"):
+        with pytest.raises(ValueError, match=rf"^aggregate='median' does not .*: {NOT_A_MEAN[method.name]}"):
             make_plan(method.name, settings={"aggregate": "median"})
         return
     assert make_plan(method.name, settings={"aggregate": "median"}).run.aggregate == "median"
@@ -485,11 +485,11 @@ def test_a_median_instead_of_the_mean(method: Any, tmp_path: Path, monkeypatch: 
 
 
 def test_aggregate_is_named_where_it_is_wrong() -> None:
-    with pytest.raises(ValueError, match=r"^trim=0\.3 is of aggregate='trimmed_mean', not 'mean'; leave it out"):
+    with pytest.raises(ValueError, match=r"^trim=0\.3 is of .*, not 'mean'; leave"):
         make_plan("fed_avg", settings={"trim": 0.3})
-    with pytest.raises(ValueError, match=r"^trim must be a number in \(0, 0.5\) or nothing, got 0.5"):
+    with pytest.raises(ValueError, match=r"^trim.* got 0.5$"):
         make_plan("fed_avg", settings={"aggregate": "trimmed_mean", "trim": 0.5})
-    with pytest.raises(ValueError, match="aggregate must be one of 'mean', 'median', 'trimmed_mean', got 'krum'"):
+    with pytest.raises(ValueError, match=r"^aggregate.* got 'krum'$"):
         make_plan("fed_avg", settings={"aggregate": "krum"})
 
 

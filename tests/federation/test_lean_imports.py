@@ -166,7 +166,7 @@ def test_work_of_a_child_is_done_in_another_process() -> None:
     assert run_in_child(os.getpid) != os.getpid()
     with pytest.raises(ValueError, match=r"^ZeroDivisionError: "):
         run_in_child(divmod, 1, 0)
-    with pytest.raises(ValueError, match=r"ended before it was done; is there memory enough for it\?"):
+    with pytest.raises(ValueError, match=r"ended before .*memory enough"):
         run_in_child(os._exit, 3)
 
 

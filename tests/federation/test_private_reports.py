@@ -365,7 +365,7 @@ def test_a_run_with_enough_patients_weighs_by_noisy_reports(tmp_path: Path, meth
 
 
 def test_classes_in_equal_parts_are_refused_before_a_round_spends_the_budget(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"crt_rounds=\d+ draws classes .*\(site site-1\).*set crt_rounds=0"):
+    with pytest.raises(ValueError, match=r"crt_rounds=\d+ .*site-1.*set crt_rounds=0"):
         run(tmp_path, "crt", None)
     assert not [*(tmp_path / "root").rglob(LEDGER)]
 
@@ -382,5 +382,5 @@ def test_a_resumed_run_knows_the_ledger_and_says_which_rounds_fell_back(tmp_path
     assert [bool(record.details.get("without")) for record in second.rounds] == [True, False]
     shutil.rmtree(tmp_path / "root")
     (tmp_path / "backup").rename(tmp_path / "root")
-    with pytest.raises(RuntimeError, match="site 'site-1': differential privacy: its ledger lacks the line that the"):
+    with pytest.raises(RuntimeError, match=r"'site-1': .*its ledger lacks the line"):
         run(tmp_path, "q_fed_avg", 0.05, 3, "e")

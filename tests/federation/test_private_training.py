@@ -598,7 +598,7 @@ def test_other_questions_of_flare_are_not_answered(tmp_path: Path) -> None:
         metrics_of(reply, "balanced_accuracy")
     sums = ImageStatistics()
     sums.open("site-1", {"privacy": OWN, "data_root": str(tmp_path)})
-    with pytest.raises(policy.SiteError, match="sums over its images are not counted under its 'privacy'"):
+    with pytest.raises(policy.SiteError, match="not counted under its 'privacy'"):
         sums.features()
 
 
@@ -721,7 +721,7 @@ def test_the_check_says_how_many_rounds_the_budget_lasts_for(tmp_path: Path, cap
     assert "lasts" not in caplog.text.partition("site 'site-2' has")[2].partition("\n")[0]
     own["privacy"]["epsilon"] = 0.5
     own["state_root"] = str(tmp_path / "other")
-    why = r"^check, before any training: .* site 'site-1': differential privacy: privacy budget too small for one round"
+    why = "^check, .*'site-1': .*too small for one"
     with pytest.raises(RoundFailed, match=why):
         run_local(plan, tmp_path / "again", {"sites": {"site-1": own}})
     assert read_results(tmp_path / "again" / RUN_DIR / RESULTS_FOLDER).rounds == []

@@ -169,7 +169,7 @@ def test_a_run_gives_the_results_of_the_command_line(
     assert "weights: site-1" in (tmp_path / "runs" / "fed_avg-seed0.log").read_text()
     with pytest.raises(
         ValueError,
-        match=r"holds a run already .*; give overwrite=True to replace it, or another workspace, label or seed",
+        match=r"holds a run .*give overwrite=True",
     ):
         small()
     for wrong in (
@@ -205,11 +205,11 @@ def test_objects_of_a_script_run_in_this_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"method": "fedavg"}, "unknown method 'fedavg'; did you mean 'fed_avg'"),
+        ({"method": "fedavg"}, "^unknown method 'fedavg'"),
         ({"method": "fed_avg", "settings": {"learning_rat": 1}}, "no setting 'learning_rat'"),
         ({"method": "fed_avg", "simulator": True, "jobs": 2}, "jobs is for runs in this process"),
         ({"method": "fed_avg", "data": "nowhere"}, "nowhere does not exist"),
-        ({}, "give a method's name, or a method's rule and training"),
+        ({}, "a method's name, or .*rule and training"),
     ],
 )  # fmt: skip
 def test_what_cannot_run_is_refused_before(given: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_a_failed_run_raises_its_reason() -> None:
             raise OSError("no such thing")
 
     settings = {name: value for name, value in FUNDUS.items() if name not in ("local_epochs", "batch_size")}
-    with pytest.raises(RuntimeError, match=r"the run failed: .*no such thing.*; log: .*\.log"):
+    with pytest.raises(RuntimeError, match=r"the run failed: .*no such thing.*\.log"):
         small(None, rule=Even(), training=Fails(local_epochs=1), rounds=1, settings=settings)
 
 
@@ -247,7 +247,7 @@ def test_a_comparison_holds_the_tables_of_the_terminal(tmp_path: Path) -> None:
     assert len(before) == 4
     assert repr(fairflare.compare(["fed_avg", "fed_prox:mu=0.1"], **given)) == repr(found)
     assert [file.stat().st_mtime_ns for file in sorted(tmp_path.rglob("results.json"))] == before
-    with pytest.raises(ValueError, match="row 'fed_avgg': unknown method 'fed_avgg'"):
+    with pytest.raises(ValueError, match="'fed_avgg': unknown method 'fed_avgg'"):
         fairflare.compare(["fed_avgg"], **given)
 
 
@@ -288,7 +288,7 @@ def test_a_method_file_is_a_method_of_every_command(term: Path, tmp_path: Path) 
     ("name", "text", "message"),
     [
         ("json.py", TERM, "a module is called 'json' already"),
-        ("none_here.py", "", "AttributeError: module 'none_here' has no attribute 'METHODS'"),
+        ("none_here.py", "", "'none_here' has no attribute 'METHODS'"),
         ("broken_one.py", "1 / 0", "ZeroDivisionError: division by zero"),
         ("no_method.py", "METHODS = [3]", "TypeError: 3 is no fairflare.Method"),
         ("taken_name.py", TERM.replace('"my_term"', '"fed_avg"'), "another method is called 'fed_avg'"),

@@ -241,7 +241,7 @@ def test_only_sites_whose_model_is_in_the_average_are_asked(tmp_path: Path) -> N
 
 
 def test_too_few_end_the_run(tmp_path: Path) -> None:
-    with pytest.raises(RoundFailed, match=r"round 0, norms: 2 usable .* min_sites=3\. Left out: .*'variances\[0\]'"):
+    with pytest.raises(RoundFailed, match=r"round 0, norms: 2 .* .*'variances\[0\]'"):
         run(tmp_path, fails("site-2", 0, {"variances": [-1.0] * 3}), min_sites=3)()
 
 
@@ -374,7 +374,7 @@ def test_a_run_that_goes_on_has_the_same_bits(tmp_path: Path) -> None:
     assert same(final(tmp_path / "whole"), final(tmp_path / "cut"))
     assert json.loads(log.with_name("results.json").read_text())["resumed"]
     other = plan_of("segmentation", TINY_SEGMENTS, **{**more, "settings": {}})
-    with pytest.raises(ValueError, match=r"norm_statistics: was 'recalibrated', is 'average'"):
+    with pytest.raises(ValueError, match="was 'recalibrated', is 'average'"):
         run_local(other, tmp_path / "cut")
 
 
@@ -482,7 +482,7 @@ def test_settings() -> None:
 def test_server_and_sites_agree_on_the_statistics() -> None:
     half = {"path": "fairflare.methods.base.training.LocalTraining", "args": {"norm_statistics": "recalibrated"}}
     check_halves(FedLWR(), half, "recalibrated")
-    with pytest.raises(HalvesDiffer, match="is 'average' at the server and 'recalibrated' at the sites"):
+    with pytest.raises(HalvesDiffer, match=r"is 'average' at .*and 'recalibrated' at"):
         check_halves(FedLWR(), half, "average")
-    with pytest.raises(HalvesDiffer, match="is 'recalibrated' at the server and 'site' at the sites"):
+    with pytest.raises(HalvesDiffer, match=r"is 'recalibrated' at .* and 'site' at"):
         check_halves(FedLWR(), {**half, "args": {"norm_statistics": "site"}}, "recalibrated")

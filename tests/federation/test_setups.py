@@ -140,7 +140,7 @@ def test_the_first_paper_is_the_usual_one(name: str, papers: list[str]) -> None:
 
 
 def test_a_paper_that_has_no_such_row() -> None:
-    with pytest.raises(ValueError, match="--paper fed_lwr has no settings for method 'fed_prox'; take one"):
+    with pytest.raises(ValueError, match=r"--paper fed_lwr has no .*'fed_prox'"):
         make_plan("fed_prox", small=False, paper="fed_lwr")
     with pytest.raises(ValueError, match="did you mean 'fed_lwr'"):
         make_plan("fed_avg", small=False, paper="fed_lw")
@@ -212,7 +212,7 @@ def test_trained_like_another_method(name: str, model: str, small: bool) -> None
             make_plan(name, train_like=model, small=small)
         return
     if model != "fed_avg" and name == "fed_lwr_last_layer":  # whose layer is one of the U-Net
-        with pytest.raises(ValueError, match="only_layer='down_3' names no layer or block of the model"):
+        with pytest.raises(ValueError, match="only_layer='down_3' names no layer"):
             make_plan(name, train_like=model, small=small)
         return
     plan, other = make_plan(name, train_like=model, small=small), make_plan(model, small=small)
@@ -242,7 +242,7 @@ def test_what_is_the_method_stays() -> None:
 
 
 def test_unknown_model() -> None:
-    with pytest.raises(ValueError, match="unknown method 'fed_isn'; did you mean 'fed_ism'"):
+    with pytest.raises(ValueError, match=r"^unknown method 'fed_isn'"):
         make_plan("fed_avg", train_like="fed_isn")
 
 

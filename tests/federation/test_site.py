@@ -201,13 +201,13 @@ def test_a_task_nobody_knows_is_refused(worker):
 def test_unknown_device_and_threads_are_named(worker):
     with pytest.raises(SiteError, match="'device' is 'cuda:99'"):
         worker(settings={"device": "cuda:99"})
-    with pytest.raises(SiteError, match="'num_threads' must be an integer >= 1, got 0"):
+    with pytest.raises(SiteError, match=r"'num_threads'.* got 0$"):
         worker(settings={"num_threads": 0})
 
 
 @pytest.mark.parametrize("value", ["false", 0, None])
 def test_metrics_by_class_is_true_or_false(worker, value):
-    with pytest.raises(SiteError, match="'metrics_by_class' must be true or false, got"):
+    with pytest.raises(SiteError, match="'metrics_by_class' must be true or false"):
         worker(settings={"metrics_by_class": value})
 
 
@@ -267,7 +267,7 @@ def test_a_sites_own_block_goes_first(tmp_path):
     [
         ([1], "must hold a JSON object"),
         ({"sites": ["a"]}, "and 'sites' in it too"),
-        ({"sites": {"a": 3}}, r"'sites\.a' in local/fairflare\.json must be a JSON object"),
+        ({"sites": {"a": 3}}, r"'sites\.a' in .*fairflare\.json must be"),
     ],
 )
 def test_a_private_file_of_another_form_is_named(tmp_path, content, message):

@@ -186,9 +186,7 @@ def test_no_sure_answer_is_no_step(caplog: pytest.LogCaptureFixture) -> None:
     loop._step(of.data.images, torch.zeros(6))
     assert loop.unsure == 1
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-    with pytest.raises(
-        SiteError, match="no training step in round 0: the model predicts none of the site's 6"
-    ) as raised:
+    with pytest.raises(SiteError, match=r"round 0: the model predicts none of .*6 ") as raised:
         term.report(SimpleNamespace(more={}, num_steps=0))  # type: ignore[arg-type]
     assert raised.value.skipped
 
@@ -285,7 +283,7 @@ def test_the_setting_off_says_that_images_lie_unused(tmp_path: Path, caplog: pyt
         run_local(plan, tmp_path / "run", {"sites": {site: local[site] for site in "AB"}})
     assert caplog.text.count("3 unlabelled images lie unused; unlabelled=consistency") == 1
     plan = make_plan("fed_avg", task="segmentation", sites=list("ABC"), settings=settings, num_rounds=1)
-    with pytest.raises(RoundFailed, match="'C': it has no labelled training image; set unlabelled=consistency"):
+    with pytest.raises(RoundFailed, match=r"'C': .* no labelled .* set unlabelled="):
         run_local(plan, tmp_path / "again", {"sites": local})
 
 
@@ -333,11 +331,11 @@ def changed(folder: Path, **content: Any) -> Any:
 @pytest.mark.parametrize(
     ("entry", "problem"),
     [
-        ({"image": "training0.png", "label": "training0_mask.png"}, "entry 0 of 'unlabelled' has a 'label'; move it"),
-        ({"image": "lost.png"}, "'image' of entry 0 of 'unlabelled', .*lost.png', does not exist"),
-        ({"label": 3}, "entry 0 of 'unlabelled' has no key 'image'"),
+        ({"image": "training0.png", "label": "training0_mask.png"}, "entry 0 of 'unlabelled' has a 'label'"),
+        ({"image": "lost.png"}, "entry 0 of 'unlabelled', .*lost.png'"),
+        ({"label": 3}, "entry 0 of 'unlabelled' has no .*'image'"),
         ({"image": "test0.png"}, "is in both 'test' and 'unlabelled'"),
-        ({"image": "training4.png", "patient": "p"}, "patient 'p' is in both 'test' and 'unlabelled'"),
+        ({"image": "training4.png", "patient": "p"}, "'p' is in both 'test' and 'unlabelled'"),
     ],
 )  # fmt: skip
 def test_wrong_entries_are_named(entry: dict[str, Any], problem: str, tmp_path: Path) -> None:

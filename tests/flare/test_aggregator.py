@@ -236,7 +236,7 @@ def test_a_tie_goes_the_same_way_in_any_order() -> None:
 
 
 def test_the_majority_may_be_too_few() -> None:
-    with pytest.raises(QuorumError, match=r"FedAvg, round 0: 2 usable.*min_sites=3 \(site 'a' sent another model"):
+    with pytest.raises(QuorumError, match=r"round 0: 2 .*site 'a' sent another model"):
         collect(result("a", flat(9.0, 7)), result("b", flat(1.0)), result("c", flat(3.0)), min_sites=3)
 
 
@@ -270,9 +270,9 @@ def test_a_site_counts_once() -> None:
 
 
 def test_too_few_sites_raise_with_every_reason() -> None:
-    with pytest.raises(QuorumError, match=r"0 usable result\(s\) of min_sites=1 \(no answer\)"):
+    with pytest.raises(QuorumError, match=r"0 usable .*min_sites=1 \(no answer\)"):
         collect()
-    with pytest.raises(QuorumError, match=r"1 usable.*min_sites=3 \(site 'b': ill; site 'c': tensor 'w'.*finite"):
+    with pytest.raises(QuorumError, match=r"1 .*'b': ill; site 'c': tensor 'w'.*finite"):
         collect(
             result("a", flat(1.0)), result("b", flat(1.0), status="failed", reason="ill"), result("c", flat(math.inf)),
             min_sites=3,
@@ -307,7 +307,7 @@ def test_a_full_disk_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_phase_rule_is_refused_at_once() -> None:
-    with pytest.raises(ValueError, match=r"FedLWR asks the sites twice a round; run it with .*RoundsController"):
+    with pytest.raises(ValueError, match=r"FedLWR asks .*twice.*RoundsController"):
         FairAggregator(rule=FedLWR())
 
 
@@ -315,7 +315,7 @@ def test_two_phase_rule_is_refused_at_once() -> None:
     ("given", "message"),
     [
         ({"rule": FedAvg(), "min_sites": 0}, "min_sites must be an integer >= 1, got 0"),
-        ({"rule": FedAvg(), "max_weight": 2}, r"max_weight must be a number in \(0, 1\] or 'auto' or nothing, got 2"),
+        ({"rule": FedAvg(), "max_weight": 2}, "max_weight.* got 2"),
         ({"rule": None}, "rule must be Rule, got None"),
         ({"rule": {}}, "rule must be Rule, got {}"),
         ({}, "FairAggregator needs the setting 'rule'"),
@@ -372,7 +372,7 @@ def test_a_whole_model_is_refused_where_nobody_knows_what_it_started_from() -> N
     aggregator, merged = bounded(*sites, max_update_norm=3)
     assert merged.params["w"].tolist() == [2.0, 2.0]
     assert aggregator.rejected["b"].startswith("site 'b' sent a whole model, and the controller does not say which")
-    with pytest.raises(QuorumError, match=r"0 usable.*site 'a' sent a whole model, .*max_update_norm needs updates"):
+    with pytest.raises(QuorumError, match=r"0 usable.*'a' sent .*max_update_norm"):
         bounded(*[result(site, flat(1.0), update=False) for site in "abc"], max_update_norm=3)
     _, merged = bounded(*[result(site, flat(1.0), update=False) for site in "abc"], max_weight=0.4)
     assert merged.params["w"].tolist() == [1.0, 1.0]
@@ -520,13 +520,13 @@ def test_a_median_behind_a_stock_controller(update: bool, aggregate: str) -> Non
 
 
 def test_rules_that_want_more_than_a_mean_refuse_it_at_once() -> None:
-    with pytest.raises(ValueError, match="CFFL sends every site something of its own; run it with"):
+    with pytest.raises(ValueError, match="CFFL sends every site something"):
         FairAggregator(rule=CFFL())
     for rule, why in ((FedNova(), "a step along the mean"), (QFedAvg(), "a step along")):
-        with pytest.raises(ValueError, match=f"^aggregate='median' does not go with {type(rule).__name__}: .*{why}"):
+        with pytest.raises(ValueError, match=rf"^aggregate='median' .*{type(rule).__name__}: .*{why}"):
             FairAggregator(rule=rule, aggregate="median")
     FairAggregator(rule=QFedAvg(q_form="weighted"), aggregate="median")
-    with pytest.raises(ValueError, match=r"^trim=0\.1 is of aggregate='trimmed_mean', not 'median'"):
+    with pytest.raises(ValueError, match=r"^trim=0\.1 is of .*, not 'median'"):
         FairAggregator(rule=FedAvg(), aggregate="median", trim=0.1)
 
 
@@ -647,7 +647,7 @@ def test_a_round_in_which_nobody_trained_ends_the_job() -> None:
     aggregator = FairAggregator(rule=FedAvg())
     for site in "ab":
         aggregator.accept_model(result(site, flat(0.0)))
-    with pytest.raises(QuorumError, match=r"0 usable.*'a', 'b': it sent back the model"):
+    with pytest.raises(QuorumError, match=r"0 usable.*'a', 'b': it sent back"):
         aggregator.aggregate_model()
 
 
@@ -679,7 +679,7 @@ def test_a_rule_that_needs_a_report_names_the_function_for_it() -> None:
     ("method", "report", "words"),
     [
         ("fed_ce", {"minus_score": 1.0}, "FedCE tells every site its coefficient"),
-        ("fed_ga", {"gap": 0.1}, "FedGA's step shrinks over the rounds, whose number"),
+        ("fed_ga", {"gap": 0.1}, "FedGA's step shrinks over the rounds"),
     ],
 )
 def test_what_a_stock_controller_cannot_do_is_refused_by_name(method: str, report: Any, words: str) -> None:

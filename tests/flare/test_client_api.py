@@ -126,9 +126,9 @@ def test_every_task_of_two_rounds_is_answered(federation: Any) -> None:
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"classes": 1}, r"targets must lie in \[0, 0\] for classes=1, found others"),
-        ({"classes": [5]}, r"classes must be a number or the training samples of each, got \[5\]"),
-        ({"prior": torch.nn.ReLU()}, "the prior network must have an attribute width"),
+        ({"classes": 1}, r"targets must lie in \[0, 0\] for classes=1"),
+        ({"classes": [5]}, r"^classes.* got \[5\]$"),
+        ({"prior": torch.nn.ReLU()}, "prior network must have an .* width"),
     ],
 )
 def test_the_server_learns_why_a_script_could_not_begin(
@@ -207,7 +207,7 @@ def test_another_version_is_said(federation: Any) -> None:
 
 def test_behind_another_controller_the_script_ends_with_a_sentence(federation: Any) -> None:
     _, site, _ = federation(("train", FLModel(params=STATE, current_round=0)))
-    with pytest.raises(RuntimeError, match="the server runs none of FairFlare's methods"):
+    with pytest.raises(RuntimeError, match="runs none of FairFlare's methods"):
         site.receive()
 
 
@@ -358,10 +358,10 @@ def test_a_preinstalled_job_carries_no_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"train_script": "no.py"}, "train_script must be a Python file, got 'no.py'"),
-        ({"settings": {"learning_rate": 0.1}}, "learning_rate: the script's own loop decides this"),
-        ({"settings": {"presett": "paper"}}, "has no setting 'presett'; did you mean 'preset'"),
-        ({"model": "a b"}, "model must be the network's class as 'module.Class', got 'train_fair.a b'"),
+        ({"train_script": "no.py"}, "must be a Python file, got 'no.py'"),
+        ({"settings": {"learning_rate": 0.1}}, "learning_rate: the script's own loop"),
+        ({"settings": {"presett": "paper"}}, "has no setting 'presett'"),
+        ({"model": "a b"}, "'module.Class', got 'train_fair.a b'"),
         ({"packaging": "preinstalled"}, "packaging 'preinstalled' carries no code"),
         ({"min_sites": 3}, "min_sites=3, but the job has 2"),
     ],

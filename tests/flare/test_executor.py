@@ -152,7 +152,7 @@ def test_codes(tmp_path: Path) -> None:
         ({"task": 3}, "task must be Task, got 3"),
         ({"training": None}, "training must be LocalTraining, got None"),
         ({"isolate": 1}, "isolate must be true or false, got 1"),
-        ({"tasks": []}, "SiteExecutor has no setting 'tasks'; did you mean 'task'?"),
+        ({"tasks": []}, "SiteExecutor has no setting 'tasks'"),
     ],
 )
 def test_bad_settings_fail_at_once(given: dict[str, Any], message: str) -> None:

@@ -176,10 +176,10 @@ def test_variances_below_0_are_said_and_floored(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("excluded", "message"),
     [
-        (".", "^site 'b' sent no model; does a filter at the site exclude every tensor\\?$"),
+        (".", "^site 'b' sent no model; does a filter"),
         (
             "weight|running",
-            r"^site 'b' sent no tensor that is averaged, only 1 tensor \('bn.num_batches_tracked'\); does a filter",
+            r"'b' sent no .*\('bn.num_batches_tracked'\)",
         ),
     ],
 )

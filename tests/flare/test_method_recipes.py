@@ -199,7 +199,7 @@ def test_settings_reach_their_halves() -> None:
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ({"roh": 1}, TypeError, "FedISMRecipe has no argument 'roh'; did you mean 'rho'"),
+        ({"roh": 1}, TypeError, "^FedISMRecipe has no argument 'roh'"),
         ({"rho": "x"}, ValueError, "rho must be a number >= 0, got 'x'"),
         ({"sites": 1}, ValueError, r"min_sites=2, but the job has 1 site"),
     ],
@@ -283,24 +283,24 @@ class Own(ClassificationTask):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "give a method's name, or a method's rule and training"),
-        ({"rule": FedISM(rho=0.3), "training": SharpnessAwareTraining()}, "rho is 0.3 in FedISM and 0.05 in Sharpness"),
-        ({"method": "fed_avg", "rule": FedISM()}, "rule of method 'fed_avg' must be a FedAvg, got a FedISM"),
-        ({"rule": FedISM(), "settings": {"rho": 1.0}}, r"rule is given as an object: set 'rho' there, in FedISM\("),
+        ({}, "a method's name, or .*rule and training"),
+        ({"rule": FedISM(rho=0.3), "training": SharpnessAwareTraining()}, "rho is 0.3 in FedISM and 0.05 in"),
+        ({"method": "fed_avg", "rule": FedISM()}, "^rule of method 'fed_avg'.* got a FedISM$"),
+        ({"rule": FedISM(), "settings": {"rho": 1.0}}, r"an object: set 'rho' there, in FedISM\("),
         (
             {"rule": FedAvg(), "run": RunSettings(), "num_rounds": 3},
-            "run is given as an object: set 'num_rounds' there",
+            "is given as an object: set 'num_rounds'",
         ),
-        ({"rule": FedAvg(), "run": RunSettings(), "min_sites": 3}, "run is given as an object: set 'min_sites' there"),
+        ({"rule": FedAvg(), "run": RunSettings(), "min_sites": 3}, "is given as an object: set 'min_sites'"),
         (
             {"rule": FedAvg(), "run": RunSettings(), "phase_timeout": 3},
-            "run is given as an object: set 'train_timeout'",
+            "given as an object: set 'train_timeout'",
         ),
         (
             {"rule": FedAvg(), "task": ClassificationTask(), "settings": {"image_size": [32, 32]}},
             "set 'image_size' there",
         ),
-        ({"rule": FedAvg(), "task": Own()}, r"class named Task in it\. Yours is Own of the module .*: name it Task"),
+        ({"rule": FedAvg(), "task": Own()}, "named Task .*Own of .*: name it Task"),
         ({"rule": FedAvg(), "task": ClassificationTask(), "task_file": "x.py"}, "exclude each other"),
         ({"rule": FedAvg(), "task": ClassificationTask(), "monai_bundle": "x"}, "exclude each other"),
     ],
@@ -332,7 +332,7 @@ def test_a_task_of_a_task_file_does_not_become_the_packaged_one(tmp_path: Path) 
     base = "from fairflare.tasks.classification import ClassificationTask\n\n\nclass Task(ClassificationTask):\n"
     (tmp_path / "mine.py").write_text(base + "    def build_model(self):\n        return 'mine'\n")
     own = FairRecipe("fed_ism", task_file=tmp_path / "mine.py").plan.task
-    with pytest.raises(ValueError, match="in a module of its own, or give task_file"):
+    with pytest.raises(ValueError, match="module of its own, or give task_file"):
         FairRecipe("fed_ism", task=own)
     packaged = FairRecipe("fed_ism").plan.task
     assert values_of(FairRecipe("fed_ism", task=packaged).plan.task) == values_of(packaged)
@@ -386,13 +386,13 @@ def test_flares_mlflow_receiver_is_refused_as_it_would_write_nothing(tmp_path: P
     recipe = FedAvgRecipe()
     receiver = type("MLflowReceiver", (), {"__module__": "nvflare.app_opt.tracking.mlflow.mlflow_receiver"})
     recipe._job._deploy_map["server"].app_config.components["tracking"] = receiver()
-    with pytest.raises(ValueError, match="FLARE's MLflow receiver drops what a server sends"):
+    with pytest.raises(ValueError, match="MLflow receiver drops"):
         recipe.export(str(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_settings_of_one_site_alone_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"nothing can be set for site-1, site-2 alone.* local/fairflare\.json"):
+    with pytest.raises(ValueError, match=r"for site-1, site-2 alone.*local/fair"):
         set_per_site_config(FedAvgRecipe(sites=2), {"site-2": {"device": "cpu"}, "site-1": {}})
     with pytest.raises(ValueError, match="applies to all clients"):
         FedISMRecipe(sites=2).add_client_output_filter(PercentilePrivacy(), clients=["site-1"])
@@ -421,9 +421,9 @@ def test_a_model_to_start_from_travels_or_lies_on_the_server(tmp_path: Path, mon
     server, _, _ = exported(FedAvgRecipe(initial_ckpt="/there/start.pt", packaging="preinstalled"), tmp_path / "b")
     assert server["workflows"][0]["args"]["initial_ckpt"] == "/there/start.pt"
     assert not (tmp_path / "b" / "fed_avg" / "app" / "custom").exists()
-    with pytest.raises(ValueError, match=r"initial_ckpt 'models/start\.pt' would travel in the job.*absolute path"):
+    with pytest.raises(ValueError, match=r"initial_ckpt 'models/start\.pt' would"):
         FedAvgRecipe(initial_ckpt="models/start.pt", packaging="preinstalled")
-    with pytest.raises(ValueError, match=r"initial_ckpt 'models/gone\.pt' does not exist here"):
+    with pytest.raises(ValueError, match=r"initial_ckpt 'models/gone\.pt' does not"):
         FedAvgRecipe(initial_ckpt="models/gone.pt")
 
 

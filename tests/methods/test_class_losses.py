@@ -90,9 +90,9 @@ def test_ldam_without_margin_and_weights_is_cross_entropy(tmp_path):
 
 
 def test_ldam_refuses():
-    with pytest.raises(ValueError, match="criterion must be 'task', as LDAM has a loss of its own, got 'fedlc'"):
+    with pytest.raises(ValueError, match=r"^criterion.* got 'fedlc'$"):
         MarginTraining(criterion="fedlc")
-    with pytest.raises(ValueError, match="needs a cosine classifier; set classifier='cosine'"):
+    with pytest.raises(ValueError, match="set classifier='cosine'"):
         make_plan("ldam", settings={"classifier": "linear"})
     with pytest.raises(ValueError, match="cannot learn segmentation"):
         make_plan("ldam", task="segmentation")

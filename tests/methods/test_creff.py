@@ -220,16 +220,16 @@ def test_bytes_of_the_spec():
 def test_refusals():
     with pytest.raises(ValueError, match="cannot learn segmentation"):
         make_plan("creff", task="segmentation")
-    with pytest.raises(ValueError, match="second classifier; set retrained_head=true"):
+    with pytest.raises(ValueError, match="second classifier; set retrained_head"):
         make_plan("creff", settings={"retrained_head": False})
     with pytest.raises(ValueError, match="retrained_head needs classifier='linear'"):
         task_of(classifier="cosine")
     with pytest.raises(ValueError, match="CReFF makes a part of the model itself"):
         FairAggregator(rule=CReFF())
     run: Any = type("Run", (), {"site": "a"})
-    with pytest.raises(SiteError, match="site 'a': CReFF needs a second classifier"):
+    with pytest.raises(SiteError, match="site 'a': CReFF needs a second"):
         ClassGradientTraining().check(run, torch.nn.Linear(1, 1))
-    with pytest.raises(ValueError, match="CReFF needs a second classifier in the network"):
+    with pytest.raises(ValueError, match=r"CReFF needs .* in the network"):
         CReFF().begin_round({"head.weight": torch.zeros(2, 2)})
 
 
@@ -374,7 +374,7 @@ def test_the_server_makes_the_classifier_and_the_rest_is_fed_avg(finished, tmp_p
 
 
 def test_not_with_crt(tmp_path):
-    with pytest.raises(ValueError, match="CReFF retrains a classifier itself; set crt_rounds=0"):
+    with pytest.raises(ValueError, match=r"CReFF retrains .*set crt_rounds=0"):
         run(tmp_path, {"crt_rounds": 1})
     assert not issubclass(FedAvg, MakesTensors)
 

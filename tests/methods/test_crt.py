@@ -154,11 +154,11 @@ def test_against_a_loop(tmp_path):
 
 
 def test_networks_and_tasks_without_a_classifier_are_refused():
-    with pytest.raises(ValueError, match="method 'fed_avg': crt_rounds needs a classifier; set crt_rounds=0"):
+    with pytest.raises(ValueError, match=r"'fed_avg': crt_rounds .*set crt_rounds=0"):
         make_plan("fed_avg", settings={"crt_rounds": 2})
     run: Any = SimpleNamespace(site="a", directives=TOLD)
     half = ClassifierRetraining.choose(LocalTraining(), TOLD)
-    with pytest.raises(SiteError, match=r"site 'a': crt_rounds needs a network with embed\(images\)"):
+    with pytest.raises(SiteError, match=r"site 'a': crt_rounds needs .*embed"):
         half.train(run, torch.nn.Linear(2, 2))
     assert ClassifierRetraining.choose(half, {}) is half
 
@@ -289,7 +289,7 @@ def test_stopped_and_gone_on_with_is_the_same_to_the_bit(uninterrupted, tmp_path
     assert len(models.states) == 4 - at
     assert same(models.states[-1], states[-1])
     assert run_document(found)["test"] == whole["test"]
-    with pytest.raises(ValueError, match=r"begun with num_rounds=2, is 3, and .*crt_rounds"):
+    with pytest.raises(ValueError, match=r"num_rounds=2, is 3, and .*crt_rounds"):
         run_local(plan(3), tmp_path)
 
 
@@ -306,5 +306,5 @@ def test_settings():
     assert make_plan("crt", settings={"crt_rounds": 3}).run.crt_rounds == 3
     assert make_plan("fed_mas", settings={"crt_rounds": 3, "crt_weights": "method"}).run.crt_weights == "method"
     assert make_plan("fed_mas").run.crt_rounds == 0
-    with pytest.raises(ValueError, match="crt_weights must be one of 'samples', 'method'"):
+    with pytest.raises(ValueError, match="crt_weights must be one of 'samples'"):
         make_plan("crt", settings={"crt_weights": "rf"})

@@ -173,7 +173,7 @@ def test_a_loss_that_explodes_for_the_own_model_alone(tmp_path) -> None:
 def test_scripts_refuse_it_by_name(tmp_path) -> None:
     script = tmp_path / "train.py"
     script.write_text("")
-    with pytest.raises(ValueError, match="method 'ditto' has a model of its own at every site"):
+    with pytest.raises(ValueError, match="'ditto' has a model of its own"):
         make_script_plan("ditto", Script(script), model="Net")
     for name in ("solo", "fed_bn"):
         assert make_script_plan(name, Script(script), model="Net").method.name == name
@@ -188,7 +188,7 @@ def test_settings_are_checked(bad) -> None:
         DittoTraining(ditto_lambda=bad)
     with pytest.raises(ValueError, match="personal_epochs"):
         DittoTraining(personal_epochs=0)
-    with pytest.raises(ValueError, match=r"local_steps=2 is of the site's own model too; leave personal_epochs=3 out"):
+    with pytest.raises(ValueError, match=r"local_steps=2 .*leave personal_epochs=3"):
         DittoTraining(local_steps=2, personal_epochs=3)
     with pytest.raises(ValueError, match="norm_statistics"):
         LocalTraining(norm_statistics="mine")

@@ -85,7 +85,7 @@ def test_without_an_attribute_fair_fed_is_as_it_was() -> None:
 
 
 def test_gaps_between_groups_need_fair_feds_own_mode() -> None:
-    with pytest.raises(ValueError, match="fairfed_attribute needs fairfed_mode='original'"):
+    with pytest.raises(ValueError, match="fairfed_attribute needs fairfed_mode"):
         FairFed(fairfed_mode="fedism", fairfed_attribute="sex")
 
 
@@ -95,9 +95,9 @@ def test_a_site_with_other_numbers_of_classes_goes_by_its_accuracy() -> None:
     reports = {site: report(0.8, tables[site]) for site in tables}
     found = FairFed(fairfed_attribute="sex").weigh(inputs(reports, SAMPLES))
     assert math.isnan(found.details["group_gap"]["c"])
-    with pytest.raises(ReportError, match="site 'c': field 'group_counts' has 7 entries, of 2 groups"):
+    with pytest.raises(ReportError, match=r"'c': field 'group_counts' has 7 .*of 2"):
         FairFed(fairfed_attribute="sex").check_report({"groups": 2.0, "group_counts": [1.0] * 7}, "c", None)
-    with pytest.raises(ReportError, match=r"site 'c': field 'group_counts' has 4 entries, of 1\.5 groups"):
+    with pytest.raises(ReportError, match=r"'c': field 'group_counts' has 4 .*1\.5"):
         FairFed(fairfed_attribute="sex").check_report({"groups": 1.5, "group_counts": [1.0] * 4}, "c", None)
     unread = {"groups": 1.5, "group_counts": [1.0] * 7}
     assert FairFed().check_report(unread, "c", None) == unread  # without an attribute nobody reads them
@@ -360,10 +360,10 @@ def test_flex_fair_goes_by_what_is_told() -> None:
     rows = {"rows": 3.0, "group_losses": [1.0] * 4, "group_images": [9.0] * 4}  # that do not fit: moves nothing
     rule.weigh(inputs({"x": rows, "y": {**rows, "rows": 1.5}}, {"x": 9, "y": 9}))
     assert rule.directives(2, 3, ["x"]) == {}
-    with pytest.raises(ValueError, match="flexfair_over='groups' needs flexfair_attribute"):
+    with pytest.raises(ValueError, match="'groups' needs flexfair_attribute"):
         VariancePenalty(flexfair_over="groups")
     settings = {"flexfair_measure": "equal_opportunity", "criterion": "task"}
-    with pytest.raises(ValueError, match="flexfair_measure='equal_opportunity' needs a task with classes"):
+    with pytest.raises(ValueError, match=r"'equal_opportunity' needs .*classes"):
         make_plan("flex_fair", task="segmentation", sites=SITES, settings=settings)
 
 

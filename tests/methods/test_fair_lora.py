@@ -90,7 +90,7 @@ def test_one_image_may_be_given_in_many_pieces_and_others_not() -> None:
         each = adapter(inputs)
     with people(adapter, [1]), torch.no_grad():
         assert torch.equal(adapter(inputs), each)
-    match = "adapters=fair_lora: layer 'fc' is given 4 rows for 2 images; take layers whose first"
+    match = "layer 'fc' is given 4 rows for 2 images"
     with people(adapter, [1, 0]), pytest.raises(ValueError, match=match):
         adapter(inputs)
     assert adapter.numbers is None  # also behind an error
@@ -330,9 +330,9 @@ def test_a_site_that_knows_no_groups_is_named(tmp_path: Path) -> None:
 
 
 def test_a_task_without_the_adapters_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"the task has adapters=none: set adapters=fair_lora, and adapters\.groups"):
+    with pytest.raises(ValueError, match="has adapters=none: set adapters=fair_lora"):
         make_plan("fair_lora", task="classification", sites=SITES, settings={**SMALL, "adapters": "none"})
-    with pytest.raises(ValueError, match="fair_lora needs fairlora_attribute, an attribute that the datalists declare"):
+    with pytest.raises(ValueError, match="fair_lora needs fairlora_attribute"):
         plan_of(fairlora_attribute="")
     with pytest.raises(ValueError, match=r"adapters=fair_lora: .*rank"):
         plan_of(**{"adapters.rank": 3})

@@ -359,14 +359,14 @@ def test_a_warm_up_is_plain_averaging():
 
 
 def test_a_warm_up_that_leaves_no_round_is_refused():
-    with pytest.raises(ValueError, match=r"warmup_rounds=10 \(preset 'stable'\) leaves none of the 3 round"):
+    with pytest.raises(ValueError, match=r"warmup_rounds=10 .*'stable'.* the 3 round"):
         make_plan("fed_lwr", settings={"preset": "stable"})
     plan = make_plan("fed_lwr", settings={"preset": "stable"}, num_rounds=11)
     assert (plan.rule.setting("mix"), plan.training.preset) == (0.75, "stable")
 
 
 def test_a_layer_that_the_network_has_not_is_refused_before_the_run():
-    with pytest.raises(ValueError, match=r"method 'fed_lwr_last_layer': only_layer='down_9' names no"):
+    with pytest.raises(ValueError, match="'fed_lwr_last_layer': only_layer='down_9'"):
         make_plan("fed_lwr_last_layer", settings={"only_layer": "down_9"})
 
 

@@ -177,7 +177,7 @@ def test_one_training_serves_several_sites():
 
 def test_a_lower_limit_above_the_upper_one_is_refused():
     for own in ({"fair_clamp": 11.0}, {"fair_clamp": 1.0, "fair_max": 0.5}):
-        with pytest.raises(ValueError, match=r"fair_clamp must be at most fair_max=\S+, got 1"):
+        with pytest.raises(ValueError, match=r"^fair_clamp.* got 1"):
             FairProximalTraining(**own)
 
 
@@ -549,7 +549,7 @@ def test_stock_controllers_cannot_tell_the_sites():
 
     for parts in ({}, {"weighting": BySamples()}, {"mu_policy": FixedMu()}, {"mu_policy": RandomMu()},
                   {"weighting": Uniform(), "mu_policy": RandomMu()}):  # fmt: skip
-        with pytest.raises(RuntimeError, match=r"run it with fairflare\.flare\.controller\.RoundsController"):
+        with pytest.raises(RuntimeError, match=r"run it with .*RoundsController"):
             aggregator(**parts).aggregate_model()
     model = aggregator(weighting=BySamples(), mu_policy=FixedMu()).aggregate_model()
     expected = sum((k + 1) / 6 * net_state(k)["head.weight"] for k in range(3))

@@ -378,7 +378,7 @@ def test_other_forms_are_refused(form: str) -> None:
 
 @pytest.mark.parametrize("name", ["solo", "fed_bn", "ditto", "cffl", "cgsv"])
 def test_methods_without_a_common_model_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=r"starts from a model that all sites share, and with \w+"):
+    with pytest.raises(ValueError, match="starts from a model that all sites share"):
         make_plan(name, settings={"personalise": "finetune"}, shown=True)
     with pytest.raises(ValueError, match="norm_statistics='site'"):
         LocalTraining(personalise="finetune", norm_statistics="site")
@@ -388,11 +388,11 @@ def test_a_network_without_the_part_is_refused_before_the_first_round(tmp_path: 
     here = at_site(tmp_path, half("finetune:norms"), task=Plane("none"))
     reply = here.perform(request("check", {}))
     assert "the network has nothing to train in its norms" in reply.reason
-    with pytest.raises(ValueError, match=r"personalise='keep:nothing' matches no tensor of the task's network"):
+    with pytest.raises(ValueError, match="personalise='keep:nothing' matches no"):
         run(tmp_path / "run", half("keep:nothing"))
 
 
 def test_a_script_of_the_sites_cannot_fine_tune(tmp_path: Path) -> None:
     lent = _Lent(half(), None)  # type: ignore[arg-type]
-    with pytest.raises(SiteError, match="personalise=finetune:all is done by FairFlare's own training loop"):
+    with pytest.raises(SiteError, match="personalise=finetune:all is done by"):
         lent.check(SimpleNamespace(site="site-1"), nn.Identity())  # type: ignore[arg-type]

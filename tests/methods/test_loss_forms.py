@@ -67,7 +67,5 @@ def test_a_higher_loss_never_weighs_less() -> None:
 
 @pytest.mark.parametrize(("name", "method"), [("prop_fair", "loss_weights"), ("yogi", "fed_opt")])
 def test_a_form_is_found_by_its_name(name: str, method: str) -> None:
-    with pytest.raises(
-        ValueError, match=f"^'{name}' is a form of the method '{method}': take {method} --set form={name}, or"
-    ):
+    with pytest.raises(ValueError, match=rf"^'{name}' is a form of .* '{method}': take {method} --set form={name}"):
         get_method(name)

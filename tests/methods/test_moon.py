@@ -127,13 +127,11 @@ def test_with_and_without_projection_head(worker):
 
 
 def test_refusals(worker):
-    with pytest.raises(
-        ValueError, match="cannot learn segmentation: MOON needs a classification task, since it compares"
-    ):
+    with pytest.raises(ValueError, match="cannot learn segmentation: MOON needs"):
         make_plan("moon", task="segmentation")
     with pytest.raises(ValueError, match="temperature must be a number > 0, got 0"):
         ContrastiveTraining(temperature=0.0)
-    with pytest.raises(SiteError, match=r"site 'a': MOON needs .* embed\(images\) and head\(features\)"):
+    with pytest.raises(SiteError, match=r"site 'a': MOON needs .*head\(features\)"):
         ContrastiveTraining().check(run_of(), torch.nn.Linear(1, 1))
     with pytest.raises(SiteError, match="site 'a': MOON needs"):
         ContrastiveTraining().begin_round(run_of(), torch.nn.Linear(1, 1))

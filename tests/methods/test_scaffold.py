@@ -225,7 +225,7 @@ def test_steps_of_hidden_records_leave_the_common_control_the_mean_of_the_own(
 def test_what_has_no_mean_gradient_is_refused(settings: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         ControlledTraining(**settings)
-    with pytest.raises(ValueError, match="Scaffold sends the sites more than the model"):
+    with pytest.raises(ValueError, match="Scaffold sends the sites more"):
         FairAggregator(rule=Scaffold())
 
 

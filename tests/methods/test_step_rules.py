@@ -236,9 +236,9 @@ def test_nothing_to_measure() -> None:
     assert (
         q_weighed(QFedAvg(), (math.inf, 0.1), (1.0, 2.0)).values["step"] == 0.0
     )  # and the next round is as if it were the first
-    with pytest.raises(ValueError, match=r"lipschitz must be a number > 0 or one of 'auto', 'rate', got 'adam'"):
+    with pytest.raises(ValueError, match=r"^lipschitz.* got 'adam'$"):
         QFedAvg(lipschitz="adam")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"lipschitz must be a number > 0 or one of 'auto', 'rate', got 0"):
+    with pytest.raises(ValueError, match=r"^lipschitz.* got 0$"):
         QFedAvg(lipschitz=0)
 
 
@@ -276,7 +276,7 @@ def test_a_site_reports_what_its_steps_come_to(tmp_path, given, how, caplog):
 
 
 def test_a_pull_that_overshoots_is_refused():
-    with pytest.raises(ValueError, match=r"learning_rate \* mu must be below 1, got 0.1 \* 10.0"):
+    with pytest.raises(ValueError, match=r"^learning_rate \* mu.* got 0.1 \* 10.0$"):
         NovaTraining(optimizer="sgd", learning_rate=0.1, mu=10.0)
 
 
@@ -333,6 +333,6 @@ def test_under_a_stock_controller_whole_models_are_refused_by_name(rule, field):
     aggregator = FairAggregator(rule=rule)
     for site, value, number in (("a", 1.0, 2.0), ("b", 3.0, 6.0)):
         aggregator.accept_model(sent(site, value, {field: number}, update=False))
-    words = f"site 'a' sent a whole model, .* {type(rule).__name__} needs updates here: params_transfer_type=\"DIFF\""
+    words = f'whole model, .* {type(rule).__name__} .*="DIFF"'
     with pytest.raises(RuntimeError, match=words):
         aggregator.aggregate_model()

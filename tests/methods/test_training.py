@@ -279,9 +279,9 @@ def test_the_preset_of_fed_mas_ends_at_the_rate_of_its_code():
 
 
 def test_bad_lowest_rates():
-    with pytest.raises(ValueError, match=r"lowest_rate must be at most learning_rate=0\.001, got 0\.01"):
+    with pytest.raises(ValueError, match=r"^lowest_rate.* got 0\.01$"):
         LocalTraining(schedule="cosine", lowest_rate=0.01)
-    with pytest.raises(ValueError, match="lowest_rate must be a number > 0 or nothing, got 0"):
+    with pytest.raises(ValueError, match=r"^lowest_rate.* got 0$"):
         LocalTraining(lowest_rate=0)
     for training in (RescueTraining, FairProximalTraining):  # with checks of their own
         with pytest.raises(ValueError, match="lowest_rate must be at most"):
@@ -417,13 +417,13 @@ def test_steps_that_make_whole_passes_are_epochs(worker):
 
 
 def test_steps_and_epochs_exclude_each_other():
-    with pytest.raises(ValueError, match="local_steps=3 and local_epochs=2 exclude each other"):
+    with pytest.raises(ValueError, match="local_steps=3 and local_epochs=2 exclude"):
         LocalTraining(local_steps=3, local_epochs=2)
     for method in ("fed_avg", "bsm_fl", "fed_ism"):  # whose jobs have epochs of their own
         for small in (True, False):
             training = make_plan(method, settings={"local_steps": 3}, small=small).training
             assert (training.local_steps, training.local_epochs) == (3, 1)
-    with pytest.raises(ValueError, match="local_steps=3 and local_epochs=1 exclude each other: give one"):
+    with pytest.raises(ValueError, match="local_steps=3 and local_epochs=1 exclude"):
         make_plan("fed_avg", settings={"local_steps": 3, "local_epochs": 1})
 
 

@@ -63,7 +63,7 @@ def test_in_recipes_and_rows_alike() -> None:
     rows = [read_entry("fed_avg"), read_entry("fed_prox:lowest_rate=0.0001")]
     good, vain = Series(rows, seeds=[0]).runs()
     good.make()
-    with pytest.raises(ValueError, match=r"row 'fed_prox .*lowest_rate=0\.0001 would do nothing"):
+    with pytest.raises(ValueError, match=r"'fed_prox .*lowest_rate=0\.0001 would"):
         vain.make()
 
 

@@ -144,12 +144,11 @@ def test_the_encoder_alone_may_be_frozen() -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"adapters": {"kind": "lora", "targets": "lstm"}}, r"adapters.targets='lstm' is found in no name .*there are "
-         r"\(N: a number\) encoder.patch_embedding.patch_embeddings, encoder.blocks.N.mlp.linearN"),
-        ({"adapters": {"kind": "lora", "train_also": "tail"}}, "adapters.train_also='tail' is found in no name"),
-        ({"freeze": "tail"}, "freeze='tail' is found in no name of the network's parameters; there are"),
-        ({"freeze": "."}, "freeze='.' leaves nothing of the network to train"),
-        ({"freeze": "encoder", "adapters": "lora"}, "freeze='encoder' beside adapters: .* leave freeze out"),
+        ({"adapters": {"kind": "lora", "targets": "lstm"}}, "targets='lstm' .*patch_embeddings, encoder"),
+        ({"adapters": {"kind": "lora", "train_also": "tail"}}, "train_also='tail' is found in no name"),
+        ({"freeze": "tail"}, "freeze='tail' is found in no name"),
+        ({"freeze": "."}, "freeze='.' leaves nothing"),
+        ({"freeze": "encoder", "adapters": "lora"}, "freeze='encoder' beside adapters: "),
     ],
 )  # fmt: skip
 def test_what_fits_nothing_is_refused_where_a_run_is_put_together(settings: dict[str, Any], told: str) -> None:
@@ -162,11 +161,11 @@ def test_what_fits_nothing_is_refused_where_a_run_is_put_together(settings: dict
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"adapters": "lora2"}, "adapters must be one of 'none', 'lora', 'fair_lora', 'fed_rdn', got 'lora2'"),
-        ({"adapters": {"kind": "lora", "rank": 0}}, "adapters: rank must be an integer >= 1, got 0"),
+        ({"adapters": "lora2"}, "adapters.* got 'lora2'"),
+        ({"adapters": {"kind": "lora", "rank": 0}}, "adapters: rank.* got 0"),
         ({"adapters": {"rank": 4}}, "adapters must be one of"),
-        ({"freeze": "("}, r"freeze: '\(' is no regular expression: missing \)"),
-        ({"image_size": (40, 45)}, r"image_size must be multiples of patch_size=8, got \(40, 45\)"),
+        ({"freeze": "("}, r"freeze: '\(' is no regular expression"),
+        ({"image_size": (40, 45)}, r"image_size.* got \(40, 45\)"),
     ],
 )
 def test_bad_settings(settings: dict[str, Any], told: str) -> None:
@@ -175,9 +174,9 @@ def test_bad_settings(settings: dict[str, Any], told: str) -> None:
 
 
 def test_sizes_that_a_segmentation_network_cannot_have_are_refused() -> None:
-    with pytest.raises(ValueError, match="image_size for swin_unetr must be multiples of 32, at least 64, got 48"):
+    with pytest.raises(ValueError, match=r"image_size for swin_unetr.* got 48"):
         SegmentationTask(network="swin_unetr", image_size=(64, 48))
-    with pytest.raises(ValueError, match="width for segresnet must be a multiple of 8, got 12"):
+    with pytest.raises(ValueError, match=r"width for segresnet.* got 12"):
         SegmentationTask(network="segresnet", width=12)
 
 
@@ -186,7 +185,7 @@ def test_an_absent_package_is_one_sentence(package: str, network: str, monkeypat
     monkeypatch.setitem(sys.modules, package, None)
     settings = VIT if network == "vit_mini" else RESNET
     task = ClassificationTask(**settings, adapters={"kind": "lora", "targets": "conv"})
-    with pytest.raises(ValueError, match=rf"needs the package {package}.*pip install 'fairflare\[adapters\]'"):
+    with pytest.raises(ValueError, match=rf"package {package}.*'fairflare\[adapters\]'"):
         network_of(task)
 
 

@@ -116,3 +116,34 @@ def test_functions_are_short() -> None:
                 few = len(names) <= 9 or node.name == "__init__" or node.name in COMMANDS
                 sizes[f"{module}.{node.name} {statements} {len(names)}"] = statements <= 45 and few
     assert [name for name, short in sizes.items() if not short] == []
+
+
+#: Files that test sentences; others tell a refusal from another by its site, field and value.
+SENTENCES = {"test_checks.py", "test_settings.py", "test_true_sentences.py"}
+
+
+def patterns(function: ast.FunctionDef) -> list[ast.expr]:
+    """Return what a test matches messages with, also where a name stands for it."""
+    nodes = list(ast.walk(function))
+    texts = [node.value for node in nodes if isinstance(node, ast.keyword) and node.arg == "match"]
+    names = {node.id for text in texts for node in ast.walk(text) if isinstance(node, ast.Name)}
+    calls = [node for node in function.decorator_list if isinstance(node, ast.Call)]
+    tables = [(call.args[0], call.args[1]) for call in calls if len(call.args) > 1]
+    tables += [(node.target, node.iter) for node in nodes if isinstance(node, ast.For)]
+    tables += [(node.targets[0], ast.List([node.value])) for node in nodes if isinstance(node, ast.Assign)]
+    for head, rows in tables if names else []:
+        words = re.findall(r"\w+", ast.unparse(head))
+        for row in getattr(rows, "elts", []):
+            cells = row.args if isinstance(row, ast.Call) else getattr(row, "elts", [row])
+            texts += [cell for word, cell in zip(words, cells, strict=False) if word in names]
+    return texts
+
+
+def test_messages_are_matched_by_few_words() -> None:
+    """Hold the text of each ``match=`` to 45 characters, where the sentence is not the thing tested."""
+    long = []
+    for path in (path for path in Path(__file__).parents[1].rglob("*.py") if path.name not in SENTENCES):
+        for function in (node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)):
+            parts = [[n.value for n in ast.walk(text) if isinstance(n, ast.Constant)] for text in patterns(function)]
+            long += [(path.name, text) for text in parts if sum(len(one) for one in text if isinstance(one, str)) > 45]
+    assert long == []

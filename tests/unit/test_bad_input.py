@@ -37,13 +37,13 @@ STATE = {"w": torch.ones(2)}
         ),
         (
             lambda: layerwise_average({"A": {"w": np.ones(2)}}, {"l": {"A": 1.0}}, {"w": "l"}),
-            "site 'A': tensor 'w' must be a torch.Tensor, got ndarray",
+            "^site 'A': tensor 'w'.* got ndarray$",
         ),
-        (lambda: summarize({"A": None}), "value of site 'A' must be a finite number, got None"),  # type: ignore[dict-item]
-        (lambda: summarize({"A": 0.5, "B": "x"}), "value of site 'B' must be a finite number, got 'x'"),  # type: ignore[dict-item]
-        (lambda: power_weights({"A": 1.0, "B": "x"}, 2.0), "value of site 'B' must be a number, got 'x'"),  # type: ignore[dict-item]
-        (lambda: layer_weights({"A": {"conv": 1.6}}), r"delta of site 'A', layer 'conv' must be in .*1.5\], got 1.6"),
-        (lambda: layer_weights({"A": {"conv": -3}}), r"delta of site 'A', layer 'conv' must be in .* got -3"),
+        (lambda: summarize({"A": None}), "^value of site 'A'.* got None$"),  # type: ignore[dict-item]
+        (lambda: summarize({"A": 0.5, "B": "x"}), "'B' must be a finite number, got 'x'$"),  # type: ignore[dict-item]
+        (lambda: power_weights({"A": 1.0, "B": "x"}, 2.0), "'B' must be a number, got 'x'$"),  # type: ignore[dict-item]
+        (lambda: layer_weights({"A": {"conv": 1.6}}), "'A', layer 'conv' must .*got 1.6"),
+        (lambda: layer_weights({"A": {"conv": -3}}), "'A', layer 'conv' must .*got -3"),
         (lambda: layer_weights({"A": {"conv": None}}), "layer 'conv' must be a number, got None"),  # type: ignore[dict-item]
         (lambda: linear_cka(torch.zeros(0, 3), torch.zeros(0, 3)), "hold no sample"),
     ],
@@ -137,5 +137,5 @@ def test_described_values_are_those_of_a_run() -> None:
     assert describe_setting(found).endswith("acts only with optimizer=sgd")
     lwr = {u.setting.name: u.setting.default for group in settings_in_use("fed_lwr").values() for u in group}
     assert (lwr["cka_estimator"], lwr["clip_min"]) == ("full_biased", 0.0)  # the preset's, not null
-    with pytest.raises(ValueError, match="no setting 'momentm'; did you mean 'momentum'"):
+    with pytest.raises(ValueError, match="no setting 'momentm'"):
         settings_in_use("fed_avg", ["momentm"])

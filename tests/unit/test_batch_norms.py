@@ -160,5 +160,5 @@ def test_a_pass_ends_behind_the_last_norm_of_the_group() -> None:
 def test_what_is_not_finite_is_named() -> None:
     model = unet()
     broken = [torch.full((1, 1, 32, 32), torch.inf)]
-    with pytest.raises(Unmeasurable, match=r"the input of batch norm 'conv_0\.conv_0\.adn\.N' is not finite"):
+    with pytest.raises(Unmeasurable, match=r"batch norm 'conv_0\.conv_0\.adn\.N' is not"):
         measure(model, broken, next_group(model, broken[0]))

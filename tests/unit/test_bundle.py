@@ -149,7 +149,7 @@ def test_yaml_references_and_other_names(tmp_path: Path) -> None:
     folder = write_bundle(tmp_path / "b", config)
     (folder / "configs" / "train.json").unlink()
     (folder / "configs" / "train.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(ValueError, match=r"configs/train.yaml: no key for train_preprocessing: looked for 'train#pre"):
+    with pytest.raises(ValueError, match=r"train.yaml: no key for train_preproc"):
         plan(folder)
     found = plan(folder, settings={"bundle_overrides": {"train#preprocessing": "@unusual"}})
     outputs, targets = torch.zeros(1, 2, 4, 4, 4), torch.zeros(1, 1, 4, 4, 4)
@@ -192,7 +192,7 @@ def test_code_with_the_name_of_another_module_is_refused(tmp_path: Path) -> None
     folder = write_bundle(tmp_path / "b")
     (folder / "json").mkdir()
     (folder / "json" / "__init__.py").touch()
-    with pytest.raises(ValueError, match="its module 'json' has the name of one that is loaded already"):
+    with pytest.raises(ValueError, match="'json' has the name of one"):
         plan(folder)
 
 
@@ -221,15 +221,15 @@ def test_the_task_can_be_sent_to_a_child_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (without("network_def", "network"), "no key for network: looked for 'network_def', 'net_def'"),
-        (without("loss", "train#trainer"), "no key for loss: looked for 'loss', 'loss_function', 'lossfn'"),
+        (without("network_def", "network"), "no key for network: .*'net_def'"),
+        (without("loss", "train#trainer"), "no key for loss: .*'lossfn'"),
         (without("train#preprocessing", "train#dataset"), "no key for train_preprocessing"),
-        (without("validate#preprocessing"), "no key for validate_preprocessing: looked for 'validate#preprocessing'"),
-        (without("validate#key_metric"), "no key for key_metric.* bundle_overrides={'validate#key_metric': '@KEY'}"),
-        (with_value("network_def#chanels", [1]), "key 'network_def' cannot be made: TypeError: .*chanels"),
-        (with_value("network_def#_target_", "nosuch.Net"), "key 'network_def' cannot be made: .*nosuch"),
-        (with_value("network_def", {"_target_": "Compose"}), "'network_def' must give a network, got a Compose"),
-        (with_value("loss#lambda_dice", "$1 / 0"), "key 'loss' cannot be made: ZeroDivisionError"),
+        (without("validate#preprocessing"), "validate_preprocessing: .*'validate#prep"),
+        (without("validate#key_metric"), "for key_metric.*key_metric': '@KEY'"),
+        (with_value("network_def#chanels", [1]), "key 'network_def' .*TypeError: .*chanels"),
+        (with_value("network_def#_target_", "nosuch.Net"), "key 'network_def' cannot be made.*nosuch"),
+        (with_value("network_def", {"_target_": "Compose"}), "'network_def'.* got a Compose$"),
+        (with_value("loss#lambda_dice", "$1 / 0"), "key 'loss' .*ZeroDivisionError"),
         (with_value("loss", {"_target_": "DiceLoss", "sigmoid": "@nowhere"}), "'loss' cannot be made: .*nowhere"),
         (with_value("train#preprocessing", {"_target_": "Compose", "transforms": [3]}), "transforms|callable"),
         (with_value("train#inferer", {"_target_": "SlidingWindowInferer", "roi_size": 8}), "must give a SimpleInferer"),
@@ -238,7 +238,7 @@ def test_the_task_can_be_sent_to_a_child_process(tmp_path: Path) -> None:
         (with_value("validate#key_metric", {"a": {"_target_": "MeanDice", "sofmax": 1}}), "'sofmax', which is not"),
         (with_value("optimizer", "$torch.optim.Adam(@network.parameters())"), "'optimizer' must be of all the network"),
         (with_value("optimizer", {**ADAM, "lr": 1, "params": ["$@network.model"]}), "must be of all the network's"),
-        (with_value("train#dataloader#batch_size", "two"), "batch_size' must give a whole number, got a str"),
+        (with_value("train#dataloader#batch_size", "two"), "batch_size'.* got a str$"),
         (with_value("network_def#weights", "$torch.load(@bundle_root + '/models/model.pt')"), "without-models-.*/b/mo"),
     ],
 )  # fmt: skip
@@ -253,9 +253,9 @@ def test_a_bundle_that_cannot_be_used_is_one_line(tmp_path: Path, change: Change
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", r"configs/train.json cannot be read: JSONDecodeError"),
-        ("[1]", r"train.json must hold an object, \{key: value\}, and holds a list or a single value"),
-        ('"x"', r"train.json must hold an object, \{key: value\}, and holds a list or a single value"),
+        ("{", "train.json cannot be read: JSONDecodeErr"),
+        ("[1]", "train.json must hold an object"),
+        ('"x"', "train.json must hold an object"),
     ],
 )
 def test_a_broken_file_is_one_line(tmp_path: Path, text: str, message: str) -> None:
@@ -270,8 +270,8 @@ def test_a_broken_file_is_one_line(tmp_path: Path, text: str, message: str) -> N
     [
         ({"bundle_ids": {"loss": "lost"}}, "no setting 'bundle_ids'"),
         ({"bundle_overrides": {"loss": "@lost"}}, "key 'loss' cannot be made: .*lost"),
-        ({"bundle_overrides": {"num_clases": 3}}, "configs/train.json: bundle_overrides names 'num_clases', which it"),
-        ({"bundle_configs": ["train", "evaluate"]}, r"no configs/evaluate.json \(or .yaml\); there is metadata.js"),
+        ({"bundle_overrides": {"num_clases": 3}}, "bundle_overrides names 'num_clases'"),
+        ({"bundle_configs": ["train", "evaluate"]}, "no configs/evaluate.json .*; there is met"),
         ({"bundle_configs": []}, "bundle_configs"),
         ({"bundle_sha256": "0"}, "is not the one of this job"),
         ({"image_size": [32, 32]}, "no setting 'image_size'"),
@@ -285,7 +285,7 @@ def test_settings_that_do_not_fit(tmp_path: Path, settings: dict[str, Any], mess
 def test_folders_that_are_no_bundle(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is no folder"):
         plan(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"no configs/train.json \(or .yaml\); there is no folder configs"):
+    with pytest.raises(ValueError, match=r"no configs/train.json .* no folder"):
         plan(tmp_path)
     folder = write_bundle(tmp_path / "b")
     (folder / "more").symlink_to(tmp_path)
@@ -295,18 +295,18 @@ def test_folders_that_are_no_bundle(tmp_path: Path) -> None:
 
 def test_one_task_at_a_time_and_never_without_permission(tmp_path: Path) -> None:
     folder = write_bundle(tmp_path / "b")
-    with pytest.raises(ValueError, match="task_file and monai_bundle exclude each other"):
+    with pytest.raises(ValueError, match="task_file and monai_bundle exclude"):
         plan(folder, task_file="mine.py")
     with pytest.raises(ValueError, match="task and monai_bundle exclude each other"):
         plan(folder, task="segmentation")
-    with pytest.raises(ValueError, match="is custom code, so that a class of the package has none"):
+    with pytest.raises(ValueError, match=r"is custom code, .*class of the package"):
         MonaiBundleTask()  # what a job without custom code can name
     with pytest.raises(ValueError, match="folder"):
         MonaiBundleTask(folder=str(folder))
 
 
 def test_predict_says_where_to_go(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"trained with a MONAI bundle.*docs/bundles.md"):
+    with pytest.raises(ValueError, match=r"a MONAI bundle.*docs/bundles.md"):
         recall({"class": "fairflare.tasks.bundle.MonaiBundleTask", "own_code": ["folder"]}, tmp_path)
 
 
@@ -351,5 +351,5 @@ def test_a_job_carries_it_as_custom_code(tmp_path: Path) -> None:
     cls = load_task_class(app / "custom" / "task.py")
     assert cls(**task["args"]).primary_metric == "dice"
     (app / "monai_bundle" / "configs" / "train.json").write_text("{}")
-    with pytest.raises(ValueError, match="'monai_bundle' is not the one of this job"):
+    with pytest.raises(ValueError, match="'monai_bundle' is not the one"):
         cls(**task["args"])

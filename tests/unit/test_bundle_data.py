@@ -120,7 +120,7 @@ def test_a_volume_that_cannot_be_read(task: MonaiBundleTask, tmp_path: Path) -> 
     settings = write_volumes(tmp_path)
     (tmp_path / "images" / "training1.nii").write_bytes(b"no volume")
     data = task.open_site("site-1", settings)
-    with pytest.raises(DataError, match=r"site 'site-1': image '.*training1.nii' .* of split 'training'") as refused:
+    with pytest.raises(DataError, match=r"site-1': .*training1.nii' .*'training'") as refused:
         list(data.batches("training", batch_size=1))
     assert "training1" not in refused.value.public
     assert "an image of split 'training' cannot be prepared by the MONAI bundle's transforms" in refused.value.public
@@ -145,7 +145,7 @@ def mask_with(folder: Path, affine: Any, turned: bool) -> dict[str, Any]:
     ("affine", "turned", "message"),
     [
         (PLACED, False, None),
-        (FROM_BEHIND, True, "or its axes run otherwise.* `Orientationd` on both keys brings"),
+        (FROM_BEHIND, True, "otherwise.*`Orientationd` on both keys"),
         (np.eye(4), False, "the label is not where the image is"),
         (PLACED + np.array([[0, 0, 0, 0], [0, 0, 0, 3], [0] * 4, [0] * 4]), False, "the label is not where the image"),
     ],
@@ -178,7 +178,7 @@ def test_a_bundle_that_turns_image_and_label_takes_both_ways_of_storing_one(tmp_
 
 def test_what_a_site_may_not_list_or_set(task: MonaiBundleTask, tmp_path: Path) -> None:
     settings = write_volumes(tmp_path)
-    with pytest.raises(DataError, match="no data: 'data_root' is not set, and a MONAI bundle has no made-up data"):
+    with pytest.raises(DataError, match=r"'data_root' is not set, .*MONAI bundle"):
         task.open_site("site-1", {})
     with pytest.raises(DataError, match="unknown key 'decoded_bytes'"):
         task.open_site("site-1", {**settings, "decoded_bytes": 3})
@@ -228,11 +228,11 @@ def test_a_class_number_is_the_label_where_the_bundle_loads_none(tmp_path: Path)
     assert found["accuracy"] == pytest.approx(np.mean([1 if hit else 1 / 3 for hit in right]))
     content["training"][0]["label"] = 3
     file.write_text(json.dumps(content))
-    with pytest.raises(DataError, match="values up to 3, and the network has 3 channels: 0 to 2"):
+    with pytest.raises(DataError, match=r"up to 3, .*network has 3 channels"):
         task.check_site(model, task.open_site("a", settings), "cpu")
     content["training"][0]["label"] = "labels/training0.nii"
     file.write_text(json.dumps(content))
-    with pytest.raises(DataError, match="'label' of entry 0 of 'training' must be the number of a class"):
+    with pytest.raises(DataError, match="'label' of entry 0 of 'training' must"):
         task.open_site("a", settings)
     assert "a class's number" in next(f.text for f in sealing(tmp_path / "b", {}) if f.what == "data it wants")
 
@@ -333,7 +333,7 @@ def test_training_images_of_different_sizes(tmp_path: Path, settings: dict[str, 
     config = train_config()
     config["train"]["random_transforms"] = []
     data = task_of(tmp_path / "b", config).open_site("site-1", settings)
-    with pytest.raises(DataError, match=r"different sizes in one training batch \(1x2\dx\d+x\d+, 1x2\dx"):
+    with pytest.raises(DataError, match=r"one training batch \(1x2\dx\d+x\d+, 1x2\dx"):
         list(data.batches("training", batch_size=2, shuffle_seed=0, augment=True))
     assert len(list(data.batches("training", batch_size=1))) == 3
 
@@ -410,9 +410,7 @@ def test_a_postprocessing_that_saves_images_is_refused(tmp_path: Path) -> None:
     config = train_config()
     steps = config["train"]["postprocessing"]["transforms"]
     steps.append({"_target_": "SaveImaged", "keys": "pred", "output_dir": str(tmp_path / "written")})
-    with pytest.raises(
-        ValueError, match=r"key 'validate#postprocessing' must give .* saves no images, got a SaveImage"
-    ):
+    with pytest.raises(ValueError, match=r"#postprocessing' must .*got a SaveImage"):
         task_of(tmp_path / "b", config)
     config["train"]["postprocessing"]["transforms"][-1]["_disabled_"] = True  # MONAI's own word
     task_of(tmp_path / "b", config)
@@ -441,7 +439,7 @@ def test_images_are_validated_in_the_bundles_batches(tmp_path: Path) -> None:
     folder = tmp_path / "s"
     write_volumes(folder, size=(24, 20), counts=(1, 1, 3))
     data = task.open_site("s", {"data_root": str(folder)})
-    with pytest.raises(DataError, match=r"different sizes in one test batch \(1x24x20, 1x25x21\).* set batch_size=1"):
+    with pytest.raises(DataError, match=r"test batch \(1x24x20, 1x25x21\).*batch_size"):
         list(data.batches("test", batch_size=8))
     for number in (1, 2):
         for kind in ("images", "labels"):

@@ -105,13 +105,13 @@ def test_a_structure_of_several_labels_needs_all_of_them(tmp_path: Path) -> None
     block = masks_site(tmp_path / "a", (2,))
     assert nested.open_site("a", {**block, "structures": [2]}).annotated == (1,)
     for strange in ([1], [3], [2, 3]):
-        with pytest.raises(DataError, match=r"structures: \[\d\] make no whole one of \[\[1, 2\], \[2\]\]"):
+        with pytest.raises(DataError, match=r"structures: \[\d\] .*\[\[1, 2\], \[2\]\]"):
             nested.open_site("a", {**block, "structures": strange})
 
 
 def test_a_mask_that_marks_more_than_the_file_says_is_named(tmp_path: Path) -> None:
     data = TASK.open_site("a", {**masks_site(tmp_path / "a", (1, 2)), "structures": [1]})
-    with pytest.raises(DataError, match=r"mask '.*training0_mask.png' of split 'training' marks 2, which 'structures'"):
+    with pytest.raises(DataError, match=r"mask.png' .*'training' marks 2, .*'struct"):
         data.marks("training")
 
 

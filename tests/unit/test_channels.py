@@ -119,9 +119,7 @@ def test_channels_are_read_by_name_in_the_order_of_the_run(tmp_path: Path, four:
 
 def test_a_lacking_channel_is_0_and_said_in_the_sites_own_file(tmp_path: Path) -> None:
     settings = site(tmp_path)
-    with pytest.raises(
-        DataError, match=r'the run has the channels \["DWI", "T2w", "ADC"\].*"channels": \["T2w", "ADC"\]'
-    ):
+    with pytest.raises(DataError, match=r'\["DWI", "T2w", "ADC"\].*\["T2w", "ADC"\]'):
         opened(settings, channels=["DWI", "T2w", "ADC"])
     said = {**settings, "channels": NAMES}
     data, found = (of(said, channels=["DWI", "T2w", "ADC"]) for of in (opened, inputs))
@@ -146,16 +144,16 @@ def test_patches_of_one_place_have_all_channels(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("image", "channels", "problem"),
     [
-        (["a.nii.gz"], NAMES, r"'image' of entry 0 of 'test' must be a list of 2 different .*T2w, ADC.*\['a.nii.gz'\]"),
+        (["a.nii.gz"], NAMES, r"'test' .* list of 2 .*\['a.nii.gz'\]"),
         (["a.nii.gz"] * 2, NAMES, "2 different files"),
         (["a.nii.gz", "gone.nii.gz"], NAMES, "gone.nii.gz', does not exist"),
         (["a.nii.gz", "b.nii.gz"], [], '"channels".*beside the splits'),
-        ("a.nii.gz", NAMES, r"it holds 1 volume \(its shape is \(32, 32, 32\)\), and 'channels' names 2"),
-        ("four.nii.gz", ["T2w", "ADC", "DWI"], "it holds 2 volumes .*and 'channels' names 3"),
-        ("four.nii.gz", [], "it holds 2 volumes .*`nibabel.four_to_three`"),
+        ("a.nii.gz", NAMES, r"1 volume .*\(32, 32, 32\)\), .* names 2"),
+        ("four.nii.gz", ["T2w", "ADC", "DWI"], "holds 2 volumes .*'channels' names 3"),
+        ("four.nii.gz", [], "holds 2 volumes .*`nibabel.four_to_three`"),
         (["four.nii.gz", "b.nii.gz"], NAMES, "it holds 2 volumes"),
-        ("a.nii.gz", ["T2w", "T2w"], "'channels' must be a list of different names"),
-        ("a.nii.gz", "T2w", "'channels' must be a list of different names.*got 'T2w'"),
+        ("a.nii.gz", ["T2w", "T2w"], "'channels' must be a list of different"),
+        ("a.nii.gz", "T2w", "'channels' must be .*got 'T2w'"),
     ],
 )  # fmt: skip
 def test_nothing_else_is_accepted(tmp_path: Path, image: Any, channels: Any, problem: str) -> None:
@@ -249,14 +247,14 @@ def test_a_tree_of_each_kind(tmp_path: Path, kind: str, count: int) -> None:
 
 def test_channels_are_named_once_and_none_is_left_out(tmp_path: Path) -> None:
     given = tree(tmp_path / "s", "nnunet", 3)
-    with pytest.raises(DataError, match=r"declares 3 images a case.*--channels names 1; name all"):
+    with pytest.raises(DataError, match=r"declares 3 images .*--channels names 1"):
         prepare_volumes(tmp_path / "out", **given, channels=["T2w"])
     (tmp_path / "s/dataset.json").write_text(json.dumps({"channel_names": {"0": "T2w", "1": "ADC"}}))
     for leave_out in (False, True):
-        with pytest.raises(DataError, match=r"the cases have 3 images, named _0000 to _0002, and 2 names .*T2w, ADC"):
+        with pytest.raises(DataError, match=r"3 images, .*_0002, and 2 names .*T2w, ADC"):
             prepare_volumes(tmp_path / "out", **given, leave_out=leave_out)
     (tmp_path / "s/dataset.json").unlink()
-    with pytest.raises(DataError, match=r"and 0 names of channels .*--channels T2w ADC"):
+    with pytest.raises(DataError, match=r"0 names of channels .*--channels T2w ADC"):
         prepare_volumes(tmp_path / "out", **given)
     folder = prepare_volumes(tmp_path / "out", **given, channels=["T2w", "ADC", "b1400"])["site-1"]
     assert json.loads((folder / "datalist.json").read_text())["channels"] == ["T2w", "ADC", "b1400"]
@@ -265,7 +263,7 @@ def test_channels_are_named_once_and_none_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["nnunet", "bids", "names"])
 def test_leave_out_drops_the_case_and_never_a_channel(tmp_path: Path, kind: str) -> None:
     given = tree(tmp_path / "s", kind, 2, lambda case, drawn: [drawn[0], None] if case == 1 else drawn)
-    with pytest.raises(DataError, match=r"(?s)1 of 4 volume.*without its ADC, which 'channels' names"):
+    with pytest.raises(DataError, match=r"(?s)1 of 4 volume.*its ADC, .*'channels'"):
         prepare_volumes(tmp_path / "out", **given)
     folder = prepare_volumes(tmp_path / "out", **given, leave_out=True)["site-1"]
     content = json.loads((folder / "datalist.json").read_text())
@@ -339,7 +337,7 @@ def test_names_exchanged_at_a_site_are_named(tmp_path: Path) -> None:
 def test_times_are_no_channels_unless_named(tmp_path: Path) -> None:
     given = tree(tmp_path / "s", "decathlon", 3)
     (tmp_path / "s/dataset.json").write_text(json.dumps({"modality": {"0": "MRI"}}))
-    with pytest.raises(DataError, match=r"it holds 3 volumes \(its shape is \(32, 32, 32, 3\)\)"):
+    with pytest.raises(DataError, match=r"3 volumes \(its shape is \(32, 32, 32, 3\)\)"):
         prepare_volumes(tmp_path / "out", **given)
 
 
@@ -400,7 +398,7 @@ def test_each_channel_has_its_own_window(tmp_path: Path) -> None:
         np.testing.assert_allclose(one.numpy(), np.clip((stored - middle) / width + 0.5, 0, 1), atol=1e-5)
     task = VolumeSegmentationTask(channels=NAMES, intensity="window", window=[[50, 100], [10, 20]])
     assert "of centre 50 and width 100, of centre 10 and width 20" in task.intensities
-    with pytest.raises(ValueError, match="window must be one, or one for each of channels"):
+    with pytest.raises(ValueError, match="window must be one, or one for each"):
         VolumeSegmentationTask(channels=NAMES, intensity="window", window=[[50, 100]])
 
 
@@ -423,7 +421,7 @@ def test_slices_have_the_channels_of_their_volume(tmp_path: Path) -> None:
     assert int(masks.sum()) == 2 * 12 * 8
     assert task.build_model()(found).shape == (2, 1, 32, 32)
     whole = listed(tmp_path, {split: content[split][0]["image"] for split in ("training", "validation", "test")})
-    with pytest.raises(DataError, match="it is a volume of 32 slices; pick one with the key 'slice'"):
+    with pytest.raises(DataError, match=r"volume of 32 slices; .*'slice'"):
         list(task.open_site("A", whole).batches("test", batch_size=1))
     again = SegmentationTask(**values_of(task)["args"])  # as an exported job holds them
     assert again.in_channels == 2

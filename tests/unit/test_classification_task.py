@@ -88,7 +88,7 @@ def test_class_counts(tmp_path: Path) -> None:
         assert found is not None
         assert found.dtype == torch.int64
         assert found.tolist() == counts
-    with pytest.raises(ValueError, match=r"split must be one of .* got 'tests'; did you mean 'test'"):
+    with pytest.raises(ValueError, match=r"^split.* got 'tests'"):
         data.class_counts("tests")
 
 
@@ -136,7 +136,7 @@ def test_further_test_lists(tmp_path: Path) -> None:
     for split in data.test_splits:
         assert all_of(data, split)[1].tolist() == list(labels[split])
         assert data.num_samples(split) == len(labels[split])
-    with pytest.raises(ValueError, match=r"split must be one of .* got 'test_drak'; did you mean 'test_dark'"):
+    with pytest.raises(ValueError, match=r"^split.* got 'test_drak'"):
         data.num_samples("test_drak")
 
 
@@ -343,9 +343,9 @@ def test_a_test_set_of_one_class(tmp_path: Path) -> None:
 
 def test_evaluate_refuses() -> None:
     task = ClassificationTask(**OWN)
-    with pytest.raises(ValueError, match="number of batches to evaluate on must be an integer >= 1, got 0"):
+    with pytest.raises(ValueError, match=r"number of batches to evaluate on.* got 0$"):
         task.evaluate(Fixed(), [], "cpu")
-    with pytest.raises(ValueError, match="outputs are not finite; lower learning_rate"):
+    with pytest.raises(ValueError, match="outputs are not finite; lower"):
         task.evaluate(Fixed(), [(torch.tensor([[0.0, math.nan, 1.0]]), torch.tensor([0]))], "cpu")
 
 
@@ -383,7 +383,7 @@ def test_initial_weights_of_the_task_and_of_the_server(tmp_path: Path) -> None:
         assert all(torch.equal(expected[name], tensor) for name, tensor in model.state_dict().items())
     with pytest.raises(ValueError, match=r"gone.pt does not exist"):
         task.initialise(task.build_model(), str(tmp_path / "gone.pt"))
-    with pytest.raises(ValueError, match="needs a Classifier, build_model gave Linear"):
+    with pytest.raises(ValueError, match=r"needs a Classifier, .*gave Linear"):
         task.initialise(torch.nn.Linear(2, 2))
 
 

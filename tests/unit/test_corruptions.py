@@ -119,8 +119,8 @@ def test_image_seeds() -> None:
 
 def test_errors_say_what_is_wrong() -> None:
     for call, message in (
-        (lambda: corrupt(PICTURE, "fog", 3, 0), "corruption must be one of 'gaussian_noise', 'motion_blur', got 'fog'"),
-        (lambda: corrupt(PICTURE, "motion_blur", 6, 0), r"severity must be an integer in \[1, 5\], got 6"),
+        (lambda: corrupt(PICTURE, "fog", 3, 0), "^corruption.* got 'fog'$"),
+        (lambda: corrupt(PICTURE, "motion_blur", 6, 0), "^severity.* got 6$"),
         (lambda: corrupt(PICTURE, "gaussian_noise", 0, 0), "severity must be .*, got 0"),
         (lambda: corrupt(PICTURE, "gaussian_noise", True, 0), "severity must be .*, got True"),
         (lambda: corrupt(PICTURE, "gaussian_noise", 3.0, 0), "severity must be .*, got 3.0"),  # type: ignore[arg-type]

@@ -142,7 +142,7 @@ def test_the_list_may_have_another_name_and_a_relative_root(root: Path, monkeypa
 
 
 def test_unknown_split_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"split must be one of .* got 'train'; did you mean 'training'"):
+    with pytest.raises(ValueError, match=r"^split.* got 'train'"):
         write_datalist(tmp_path / "datalist.json", {"train": []})
     assert not list(tmp_path.iterdir())
 
@@ -412,7 +412,7 @@ def test_nifti_in_two_and_three_dimensions(tmp_path: Path) -> None:
     path = nifti(tmp_path / "v.nii.gz", volume)
     assert image_of(path, 2)[0, 0, 0] == pytest.approx(24 / np.percentile(volume, 99))
     assert mask_of(path, 1).tolist() == (flat + 12).T.astype(int).tolist()
-    with pytest.raises(DataError, match="volume of 3 slices; pick one with the key 'slice'"):
+    with pytest.raises(DataError, match=r"volume of 3 slices; .*'slice'"):
         image_of(path)
     with pytest.raises(DataError, match="'slice' is 3, but it has 3 slices"):
         image_of(path, 3)
@@ -465,7 +465,7 @@ def test_unusable_masks(tmp_path: Path) -> None:
 def test_image_and_mask_must_be_of_one_size(root: Path) -> None:
     png(root / "masks/0.png", np.zeros((6, 4), np.uint8))
     sample = load_datalist(root, site="a").splits["training"][0]
-    with pytest.raises(DataError, match=r"it is 4x6 \(width x height\), its image 6x4") as caught:
+    with pytest.raises(DataError, match=r"it is 4x6 .*, its image 6x4") as caught:
         read_pair(sample, site="a", split="training")
     public = "site 'a': an image of split 'training' and its mask do not go together: image and mask differ in size"
     assert check_public(caught.value, root, "a").public == public

@@ -155,8 +155,8 @@ class _Request:
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        ({"decoded_bytes": -1}, "decoded_bytes must be an integer >= 0, got -1"),
-        ({"decoded_folder": "kept"}, "decoded_folder must be the absolute path of a folder, got 'kept'"),
+        ({"decoded_bytes": -1}, "decoded_bytes.* got -1"),
+        ({"decoded_folder": "kept"}, "decoded_folder.* got 'kept'"),
     ],
 )
 def test_bad_settings(site: Path, own: dict[str, Any], message: str) -> None:

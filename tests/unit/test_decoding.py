@@ -314,7 +314,7 @@ def test_the_site_sets_the_limit(folder: Path, task: Any, datalist: str) -> None
     data = task.open_site("hospital-a", {**own, "max_image_bytes": 4800})
     assert len(next(iter(data.batches("training", batch_size=1)))[0]) == 1
     data = task.open_site("hospital-a", {**own, "max_image_bytes": 4799})
-    with pytest.raises(DataError, match="would take 4800 bytes decoded, more than max_image_bytes=4799") as caught:
+    with pytest.raises(DataError, match=r"4800 bytes .*max_image_bytes=4799") as caught:
         next(iter(data.batches("training", batch_size=1)))
     assert str(folder) not in caught.value.public
 
@@ -335,7 +335,7 @@ def test_the_site_says_where_links_may_lead(folder: Path, tmp_path_factory: Any,
         task.open_site("hospital-a", own)
     assert str(elsewhere) not in caught.value.public
     assert task.open_site("hospital-a", {**own, "linked_roots": [str(elsewhere)]}).num_samples("training") == 1
-    with pytest.raises(DataError, match="linked_roots must be absolute paths of folders, got 'archive'"):
+    with pytest.raises(DataError, match=r"linked_roots.* got 'archive'"):
         task.open_site("hospital-a", {**own, "linked_roots": ["archive"]})
     with pytest.raises(DataError, match="linked_roots must be a list"):
         task.open_site("hospital-a", {**own, "linked_roots": str(elsewhere)})

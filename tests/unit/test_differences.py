@@ -506,7 +506,7 @@ def test_the_last_models_are_pooled() -> None:
     assert (row.summarise_site("a").mean, row.summarise_site("a").sd) == pytest.approx((pooled.mean(), pooled.std()))
     assert row.summarise("mean").mean == pytest.approx(0.75 * pooled.mean())
     assert row.summarise("worst").sd == pytest.approx(0.5 * pooled.std())
-    with pytest.raises(ValueError, match="'fed_avg' has no test of its last models; run it with test_last=5"):
+    with pytest.raises(ValueError, match=r"'fed_avg' has no test .*test_last=5"):
         row_of("fed_avg", [*REFERENCE], "dice", last=True)
 
 
@@ -518,10 +518,10 @@ def test_the_papers_average_of_clean_and_corrupted() -> None:
     assert found.higher is True
     for one in runs:
         one.info.higher_is_better = {"dice": True, "bad/dice": False}
-    with pytest.raises(ValueError, match=r"of clean/dice more is better, of the others less"):
+    with pytest.raises(ValueError, match=r"of clean/dice more is better, .*less"):
         comparison_of(runs, "clean/dice+bad/dice")
     assert math.isnan(found.rows[0].summaries[0].mean) is False
-    with pytest.raises(ValueError, match=r"has no test results for metric 'clean/dice\+no/dice'"):
+    with pytest.raises(ValueError, match=r"no test results .*'clean/dice\+no/dice'"):
         comparison_of(runs, "clean/dice+no/dice")
 
 

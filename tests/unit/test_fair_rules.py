@@ -105,7 +105,7 @@ def test_nova_of_equal_norms_is_fed_avg_bit_by_bit():
 
 
 def test_nova_refuses_a_norm_of_0():
-    with pytest.raises(ValueError, match="norm of site 'B' must be finite and > 0, got 0"):
+    with pytest.raises(ValueError, match=r"^norm of site 'B'.* got 0"):
         nova_weights(named(0.5, 0.5), named(1.0, 0.0))
 
 

@@ -115,7 +115,7 @@ def test_all_undefined():
 def test_errors():
     with pytest.raises(ValueError, match="no site in the values to summarize"):
         summarize({})
-    with pytest.raises(ValueError, match="value of site 'B' must be a finite number, got -inf"):
+    with pytest.raises(ValueError, match=r"^value of site 'B'.* got -inf$"):
         summarize({"A": 0.5, "B": -math.inf})
 
 

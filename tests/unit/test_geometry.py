@@ -322,7 +322,7 @@ def test_22_axes_of_one_behind_the_third() -> None:
     assert nifti_grid(header((3, 4, 5, 1, 1), affine)).shape == (4, 3, 5)
     assert nifti_grid(header((3, 4), affine)).shape == (4, 3, 1)
     assert nifti_grid(header((3, 4, 5, 6), affine)).shape == (4, 3, 5)  # who opens the file asks how many volumes
-    with pytest.raises(Misfit, match=r"it holds 6 volumes \(its shape is \(3, 4, 5, 3, 2\)\). `nibabel.four_to_three`"):
+    with pytest.raises(Misfit, match=r"6 volumes .*\(3, 4, 5, 3, 2\)\).*four_to_"):
         nifti_grid(header((3, 4, 5, 3, 2), affine))
 
 
@@ -351,13 +351,13 @@ def test_headers_that_say_what_cannot_be() -> None:
             nifti_grid(header((3, 4, 5), wrong))
     sheared = np.diag([1, 1, 5, 1.0])
     sheared[1, 2] = 5 * np.tan(np.radians(14))
-    with pytest.raises(Misfit, match=r"sheared: its slices are stacked 14.0 degrees"):
+    with pytest.raises(Misfit, match=r"sheared: .* 14.0 degrees"):
         nifti_grid(header((3, 4, 5), sheared))
     for lean, refused in ((0.0155, False), (0.0175, True)):  # two steps of .6 mm: .0186 and .021 mm sideways
         leaning = np.diag([0.1, 0.1, 1, 1.0])
         leaning[:3, 2] = 0.6 * np.sin(lean), 0, 0.6 * np.cos(lean)
         if refused:
-            with pytest.raises(Misfit, match=r"sheared: its slices are stacked 1.0 degrees"):
+            with pytest.raises(Misfit, match=r"sheared: .* 1.0 degrees"):
                 nifti_grid(header((3, 3, 3), leaning))
         else:
             assert nifti_grid(header((3, 3, 3), leaning)).affine is not None

@@ -379,7 +379,7 @@ def test_frames_that_are_no_stack(tmp_path: Path) -> None:
     places = [(0, 0, 2.0 * k) for k in range(5)] * 2
     each = [{"FrameContentSequence": {"TemporalPositionIndex": 1 + k // 5}} for k in range(10)]
     path = enhanced(tmp_path / "t.dcm", volume, places, WAYS["axial"], each)
-    with pytest.raises(DataError, match=r"10 frames lie at 5 places; they differ in TemporalPositionIndex \(1, 2\)"):
+    with pytest.raises(DataError, match=r"5 places; .*PositionIndex \(1, 2\)"):
         read_image(Sample(path, 0, 0), site="a", split="test")
     per_frame = Items([group(PlanePositionSequence={"ImagePositionPatient": [0, 0, k]}) for k in range(3)])
     frames = np.ascontiguousarray(np.moveaxis(truth(), 2, 0))
@@ -520,7 +520,7 @@ def test_four_to_three(tmp_path: Path) -> None:
     affine = np.diag([1, 1, 2, 1.0])
     volume = np.stack([truth(), 1 - truth()], axis=3).astype(np.int16) * 1000
     nibabel.save(nibabel.Nifti1Image(volume, affine), tmp_path / "four.nii.gz")
-    with pytest.raises(DataError, match=r"it holds 2 volumes .*nibabel\.four_to_three") as caught:
+    with pytest.raises(DataError, match=r"it holds 2 volumes .*four_to_three") as caught:
         read_image(Sample(tmp_path / "four.nii.gz", 0, 0), site="a", split="test")
     assert caught.value.misfit is not None
     for number, one in enumerate(nibabel.four_to_three(nibabel.load(tmp_path / "four.nii.gz"))):
@@ -591,12 +591,12 @@ def test_each_stack_by_itself(tmp_path: Path) -> None:
             tagged.EchoTime = echo
             tagged.save_as(both / f"{echo}-{file.name}")
         agrees(one, mask_of(one, tmp_path / f"m{number}.nii.gz"))
-    with pytest.raises(DataError, match=r"10 files lie at 5 places; they differ in EchoTime \(10.0, 20.0\). Put each"):
+    with pytest.raises(DataError, match=r"5 places; .*EchoTime \(10.0, 20.0\). Put"):
         read_image(Sample(both, 0, 0), site="a", split="test")
     volume = np.concatenate([distinct("a", "b"), distinct("c", "d")], axis=2)
     places, each = [(0, 0, 2.0 * k) for k in range(5)], [{"MREchoSequence": {"EffectiveEchoTime": e}} for e in (1, 2)]
     path = enhanced(tmp_path / "two.dcm", volume, places * 2, WAYS["axial"], [each[k // 5] for k in range(10)])
-    said = r"10 frames lie at 5 places; they differ in EffectiveEchoTime \(1.0, 2.0\). Export each"
+    said = r"EffectiveEchoTime \(1.0, 2.0\). Export"
     with pytest.raises(DataError, match=said):
         read_image(Sample(path, 0, 0), site="a", split="test")
     for number, part in enumerate((slice(0, 5), slice(5, 10))):

@@ -398,11 +398,11 @@ def test_groups_of_values() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"sex": "X"}, "attribute 'sex' must be one of 'F', got 'X'"),
+        ({"sex": "X"}, "^attribute 'sex'.* got 'X'$"),
         ({"sex": 1}, "got 1"),
-        ({"age": "old"}, "attribute 'age' must be a finite number, got 'old'"),
+        ({"age": "old"}, "^attribute 'age'.* got 'old'$"),
         ({"age": True}, "got True"),
-        ({"sexx": "F"}, "not declared .* 'sexx'; did you mean 'sex'"),
+        ({"sexx": "F"}, "not declared .* 'sexx'"),
         (["F"], "must be an object"),
     ],
 )

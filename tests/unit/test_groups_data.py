@@ -81,14 +81,14 @@ def test_a_group_of_nobody_unknown_is_not_printed(tmp_path: Path) -> None:
 
 def test_bad_columns(tmp_path: Path) -> None:
     source = table(tmp_path / "s", [("F", "old")])
-    with pytest.raises(DataError, match=r"all.csv', line 2: column 'years' must be a number, got 'old'"):
+    with pytest.raises(DataError, match=r"line 2: column 'years' must .*got 'old'"):
         prepare_images(source, tmp_path / "out", csv="all.csv", attributes={"age": "years:40"})
     with pytest.raises(DataError, match="missing: weight"):
         prepare_images(source, tmp_path / "out", csv="all.csv", attributes={"w": "weight"})
     write_rows(source / "theirs.csv", ["file,diagnosis", "i0.png,a"])
-    with pytest.raises(DataError, match=r"missing: image, label; .*: --columns image=COLUMN label=COLUMN, --attr"):
+    with pytest.raises(DataError, match=r"missing: image, label; .*--columns image="):
         prepare_images(source, tmp_path / "out", csv="theirs.csv")
-    with pytest.raises(ValueError, match="age='years:x' must be COLUMN or COLUMN:EDGE,EDGE"):
+    with pytest.raises(ValueError, match="age='years:x' must be COLUMN"):
         columns_of({"age": "years:x"})
 
 

@@ -256,14 +256,14 @@ def test_the_window_of_a_header(tmp_path: Path) -> None:
 
 
 def test_a_setting_of_a_window_is_checked() -> None:
-    with pytest.raises(ValueError, match="window needs intensity='window', got intensity='auto'"):
+    with pytest.raises(ValueError, match=r"needs intensity='window', got .*'auto'"):
         SegmentationTask(window=(40, 400))
     with pytest.raises(ValueError, match="window must be"):
         SegmentationTask(intensity="window", window=(40, 0))
     task = SegmentationTask(intensity="window", window=[40, 400])  # type: ignore[arg-type]
     assert task.intensities == "clipped to the window of centre 40 and width 400, scaled to [0, 1]"
     assert "99th percentile" in SegmentationTask().intensities
-    with pytest.raises(ValueError, match=r"orientation must be one of 'canonical', 'axial', .* got 'RAS'"):
+    with pytest.raises(ValueError, match=r"^orientation.* got 'RAS'$"):
         ClassificationTask(orientation="RAS")  # type: ignore[arg-type]
 
 
@@ -484,7 +484,7 @@ def test_dicom_in_a_datalist(tmp_path: Path) -> None:
                            ("gone", "does not exist")):  # fmt: skip
         with pytest.raises(DataError, match=message):
             loaded(image)
-    with pytest.raises(DataError, match="'volume' of entry 0 of 'training' must be a text"):
+    with pytest.raises(DataError, match="'volume' of entry 0 of 'training' must"):
         loaded("m.png", volume=3.5)
     outside = tmp_path.parent / f"{tmp_path.name}_outside"
     series(outside / "x", volume)

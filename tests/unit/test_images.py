@@ -271,9 +271,7 @@ def test_an_error_keeps_its_words(tmp_path: Path, num_workers: int) -> None:
     (root / "4.png").write_bytes(b"broken")
     data = opened(root, num_workers=num_workers)
     for _ in range(2):  # what failed is not kept
-        with pytest.raises(
-            DataError, match=r"image '.*4\.png' of split 'training' cannot be used: it is damaged, or no picture"
-        ) as error:
+        with pytest.raises(DataError, match=r"4\.png' .*'training' cannot .*no picture") as error:
             all_of(data, batch_size=7)
         assert type(error.value) is DataError
         assert error.value.public == "site 'a': an image of split 'training' cannot be read"
@@ -281,9 +279,7 @@ def test_an_error_keeps_its_words(tmp_path: Path, num_workers: int) -> None:
 
 @pytest.mark.parametrize("value", [-1, True, 1.5, "2"])
 def test_the_number_of_threads_is_checked(tmp_path: Path, value: Any) -> None:
-    with pytest.raises(
-        DataError, match=f"num_workers must be an integer >= 0, got {value!r}; correct it in the"
-    ) as error:
+    with pytest.raises(DataError, match=rf"num_workers must .*got {value!r}; correct") as error:
         opened(folder(tmp_path / "a"), num_workers=value)
     assert error.value.public == "site 'a': key 'num_workers' in the site file is not usable"
 
@@ -306,5 +302,5 @@ def test_a_task_file_is_exported_built_and_pickled(task_class: type[Task]) -> No
         assert type(other) is task_class
         assert vars(other) == vars(task)
     assert copied.phantom_seed == 3
-    with pytest.raises(ValueError, match="Task has no setting 'phantom_sed'; did you mean 'phantom_seed'"):
+    with pytest.raises(ValueError, match=r"^Task has no setting 'phantom_sed'"):
         task_class(phantom_sed=1)  # type: ignore[call-arg]

@@ -185,7 +185,7 @@ def test_meanings_of_another_form_are_refused(tmp_path: Path, told: Any) -> None
     entries = [{"image": f"images/A{n}.png", "label": f"masks/A{n}.png"} for n in range(3)]
     splits = {split: [entry] for split, entry in zip(("training", "validation", "test"), entries, strict=True)}
     write_datalist(tmp_path / "A/datalist.json", splits, mask_labels=told)
-    with pytest.raises(DataError, match="'mask_labels' must give the name of each value of the masks"):
+    with pytest.raises(DataError, match="'mask_labels' must give the name"):
         load_datalist(tmp_path / "A", site="A")
 
 
@@ -199,7 +199,7 @@ def test_names_of_a_dataset_file_travel_and_may_not_differ(tmp_path: Path) -> No
                 nibabel.save(file, tmp_path / "s" / site / kind / f"{site}{number}.nii.gz")
         text = json.dumps({"labels": {"0": "background", "1": name}})
         (tmp_path / "s" / site / "dataset.json").write_text(text)
-    with pytest.raises(DataError, match=r"contradict each other: 1 is liver in 'A', spleen in 'B'"):
+    with pytest.raises(DataError, match="1 is liver in 'A', spleen in 'B'"):
         prepare_volumes(tmp_path / "both", source_dir=tmp_path / "s")
     listed = {}
     for site in "AB":

@@ -319,7 +319,7 @@ def test_proximal_term_refuses_what_does_not_match():
         proximal_term(model, incomplete, 0.1)
     with pytest.raises(ValueError, match="reference has 1 tensors, params 6"):
         proximal_term(model, [torch.ones(2)], 0.1)
-    with pytest.raises(ValueError, match=r"parameter '0' has shape \(2,\), the reference has \(1,\)"):
+    with pytest.raises(ValueError, match=r"'0' has shape \(2,\), .* has \(1,\)"):
         proximal_term([torch.ones(2)], [torch.ones(1)], 0.1)
     for bad in (-0.1, math.nan, math.inf):
         with pytest.raises(ValueError, match=f"mu must be finite and >= 0, got {bad}"):
@@ -333,7 +333,7 @@ def test_fairness_term_holds_the_mean_constant():
     assert (term.item(), loss.grad.item(), mean.grad) == (1.0, 2.0, None)
     with pytest.raises(ValueError, match=r"loss must be a scalar, got shape \(2,\)"):
         fairness_term(torch.ones(2), 0.5)
-    with pytest.raises(ValueError, match=r"global_loss must be a scalar, got shape \(1,\)"):
+    with pytest.raises(ValueError, match=r"^global_loss.* got shape \(1,\)$"):
         fairness_term(loss, torch.ones(1))
 
 
@@ -379,16 +379,16 @@ def test_features_zero_give_log_two():
 
 def test_model_contrast_refuses():
     z = torch.ones(2, 3)
-    with pytest.raises(ValueError, match=r"z must have shape \(n, d\) with n >= 1, got \(3,\)"):
+    with pytest.raises(ValueError, match=r"^z.* got \(3,\)$"):
         model_contrastive_loss(z[0], z[0], z[0])
     with pytest.raises(ValueError, match=r"got \(0, 3\)"):
         model_contrastive_loss(z[:0], z[:0], z[:0])
-    with pytest.raises(ValueError, match=r"z_previous has shape \(1, 3\), z has \(2, 3\)"):
+    with pytest.raises(ValueError, match=r"z_previous has .*\(1, 3\), z has \(2, 3\)"):
         model_contrastive_loss(z, z, z[:1])
     for bad in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match=f"temperature must be finite and > 0, got {bad}"):
             model_contrastive_loss(z, z, z, bad)
-    with pytest.raises(ValueError, match="reduction must be one of 'mean', 'sum', 'none', got 'max'"):
+    with pytest.raises(ValueError, match=r"^reduction.* got 'max'$"):
         model_contrastive_loss(z, z, z, reduction="max")
 
 
@@ -399,19 +399,19 @@ def test_model_contrast_refuses():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"logits": torch.zeros(3)}, r"logits must be floating point \(n, C, \.\.\.\)"),
+        ({"logits": torch.zeros(3)}, "logits must be floating point"),
         ({"logits": torch.zeros(3, 3, dtype=torch.int64)}, r"got torch\.int64"),
-        ({"targets": torch.zeros(2, dtype=torch.int64)}, r"targets must have shape \(3,\).*got \(2,\)"),
-        ({"targets": torch.zeros(3)}, r"targets must be class indices \(int64\), got torch\.float32"),
+        ({"targets": torch.zeros(2, dtype=torch.int64)}, r"targets must have shape \(3,\).*\(2,\)"),
+        ({"targets": torch.zeros(3)}, r"^targets.* got torch\.float32$"),
         ({"targets": torch.tensor([0, 3, 1])}, r"targets must be in \[0, 3\), got 3"),
         ({"targets": torch.tensor([0, -100, 1])}, r"targets must be in \[0, 3\), got -100"),
         ({"logits": torch.zeros(0, 3), "targets": torch.zeros(0, dtype=torch.int64)}, "at least 1 sample"),
         ({"counts": [1, 2]}, "counts are of 2 classes, logits of 3"),
-        ({"counts": [1, -2, 3]}, r"counts of class 1 must be finite and >= 0, got -2\.0"),
-        ({"counts": [1, 2, math.nan]}, "counts of class 2 must be finite and >= 0, got nan"),
+        ({"counts": [1, -2, 3]}, r"^counts of class 1.* got -2\.0$"),
+        ({"counts": [1, 2, math.nan]}, "^counts of class 2.* got nan$"),
         ({"counts": [0, 0, 0]}, "counts must not all be 0"),
-        ({"counts": [[1, 2, 3]]}, r"counts must have shape \(C,\) with C >= 1, got \(1, 3\)"),
-        ({"reduction": "max"}, "reduction must be one of 'mean', 'sum', 'none', got 'max'"),
+        ({"counts": [[1, 2, 3]]}, r"^counts.* got \(1, 3\)$"),
+        ({"reduction": "max"}, "^reduction.* got 'max'$"),
     ],
 )
 def test_bad_inputs(name, change, message):
@@ -427,16 +427,16 @@ def test_bad_inputs(name, change, message):
         (lambda z, y: fedlc_loss(z, y, [1, 2, 3], tau=math.nan), "tau must be finite and >= 0, got nan"),
         (
             lambda z, y: fedlc_loss(z[:, :1], y * 0, [1], exclude_target=True),
-            "number of classes with exclude_target must be an integer >= 2, got 1",
+            "with exclude_target must .*got 1",
         ),
         (lambda z, y: ldam_loss(z, y, [1, 2, 3], scale=0), "scale must be finite and > 0, got 0"),
-        (lambda z, y: ldam_loss(z, y, [1, 2, 3], max_margin=-1), "max_margin must be finite and >= 0, got -1"),
+        (lambda z, y: ldam_loss(z, y, [1, 2, 3], max_margin=-1), "^max_margin.* got -1$"),
         (lambda z, y: ldam_loss(z, y, [1, 2, 3], weights=[1, 2]), "weights are of 2 classes, logits of 3"),
         (lambda z, y: ldam_loss(z, y, [1, 2, 3], weights=[1, -2, 1]), "weights of class 1 must be finite"),
         (lambda z, y: class_log_prior([1, 2], floor=0.0), r"floor must be in \(0, 1\], got 0.0"),
         (lambda z, y: class_log_prior([]), r"with C >= 1, got \(0,\)"),
-        (lambda z, y: drw_weights([1, 2], 5, 5), r"current_round must be an integer in \[0, 5\), got 5"),
-        (lambda z, y: drw_weights([1, 2], 0, 0), "num_rounds must be an integer >= 1, got 0"),
+        (lambda z, y: drw_weights([1, 2], 5, 5), "^current_round.* got 5$"),
+        (lambda z, y: drw_weights([1, 2], 0, 0), "^num_rounds.* got 0$"),
         (lambda z, y: drw_weights([1, 2], 0, 5, beta=1.0), r"beta must be in \[0, 1\), got 1.0"),
         (lambda z, y: drw_weights([1, 2], 0, 5, start=1.5), r"start must be in \[0, 1\], got 1.5"),
     ],

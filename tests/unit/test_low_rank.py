@@ -91,7 +91,7 @@ def test_the_order_of_sites_does_not_matter_and_inputs_stay() -> None:
 def test_what_cannot_be_averaged_is_refused() -> None:
     factors = made(20, 15)
     a, b = factors["a"]
-    with pytest.raises(ValueError, match=r"site 'c': factors A \(2, 14\) and B \(20, 2\) do not fit .*'a' \(2, 15\)"):
+    with pytest.raises(ValueError, match=r"'c': factors A \(2, 14\) .*'a' \(2, 15\)"):
         average_products({**factors, "c": (a[:, :14], b)}, WEIGHTS, 2)
     with pytest.raises(ValueError, match="site 'b': a factor is not finite"):
         average_products({**factors, "b": (a * torch.nan, b)}, WEIGHTS, 2)
@@ -173,7 +173,7 @@ def test_the_sum_by_layers_takes_the_weights_of_the_adapted_layer() -> None:
 def test_an_error_names_the_layer() -> None:
     given = states()
     given["b"]["conv.lora_A.default.weight"][0] = torch.inf
-    with pytest.raises(ValueError, match="adapter of layer 'conv': site 'b': a factor is not finite"):
+    with pytest.raises(ValueError, match="layer 'conv': site 'b': a factor is not"):
         weighted_average(given, WEIGHTS, movement=moving(Products(), given["a"]))
 
 

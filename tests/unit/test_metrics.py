@@ -175,11 +175,11 @@ def test_groups_with_classes_that_do_not_occur() -> None:
 @pytest.mark.parametrize(
     ("targets", "probabilities", "message"),
     [
-        ([], np.zeros((0, 3)), "the number of samples must be an integer >= 1, got 0"),
-        ([0, 1], np.zeros((3, 3)), r"targets \(n,\) and probabilities \(n, 3\) are needed, got \(2,\) and \(3, 3\)"),
+        ([], np.zeros((0, 3)), "^the number of samples.* got 0$"),
+        ([0, 1], np.zeros((3, 3)), r"got \(2,\) and \(3, 3\)"),
         ([[0, 1]], np.zeros((1, 3)), r"got \(1, 2\) and \(1, 3\)"),
-        ([0, 3], np.zeros((2, 3)), r"class numbers must be an integer in \[0, 2\], got 3"),
-        ([-1, 2], np.zeros((2, 3)), r"class numbers must be an integer in \[0, 2\], got -1"),
+        ([0, 3], np.zeros((2, 3)), "^class numbers.* got 3$"),
+        ([-1, 2], np.zeros((2, 3)), "^class numbers.* got -1$"),
     ],
 )
 def test_refused(targets: list[int], probabilities: Array, message: str) -> None:

@@ -69,7 +69,7 @@ def test_kinds():
 @pytest.mark.parametrize("policy", [QMixMu, VdnMu])
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"zeta": 95.0}, r"zeta is a fraction in \[0, 1\], got 95.0 \(a percentage is 100 times too large\)")],
+    [({"zeta": 95.0}, "zeta .*got 95.0 .*percentage")],
 )
 def test_settings_out_of_range(policy, settings, message):
     with pytest.raises(ValueError, match=message):
@@ -80,10 +80,10 @@ def test_settings_out_of_range(policy, settings, message):
 @pytest.mark.parametrize(
     ("actions", "message"),
     [
-        ([], r"actions must be a list, each entry a number in \[0, 1\], not empty(?: or nothing)?, got \[\]"),
-        ([0.1, 0.1], r"actions must be ascending numbers in \[0, 1\], at least one, got \[0.1, 0.1\]"),
+        ([], r"^actions.* got \[\]$"),
+        ([0.1, 0.1], r"^actions.* got \[0.1, 0.1\]$"),
         ([0.5, 0.1], "actions must be ascending"),
-        ([0.0, 1.5], r"actions must be a list, each entry a number in \[0, 1\].*; entry 1 is 1.5"),
+        ([0.0, 1.5], "actions must .*; entry 1 is 1.5"),
         ([math.nan], "entry 0 is nan"),
         ("0.1", "actions must be a list"),
     ],

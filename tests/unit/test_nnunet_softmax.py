@@ -140,12 +140,12 @@ def test_the_network_has_an_output_of_the_background_at_each_resolution() -> Non
     outputs = task().build_model()(images)
     assert [heads.shape[1] for heads in (outputs, *vars(outputs)["coarser"])] == [3, 3]
     task().check_outputs(task().build_model().eval(), images)
-    with pytest.raises(DataError, match=r"\(1, 3, 20, 24, 24\) is needed for num_classes=2"):
+    with pytest.raises(DataError, match=r"\(1, 3, 20, 24, 24\) .*num_classes=2"):
         task().check_outputs(task(output="sigmoid").build_model().eval(), images)
 
 
 def test_structures_that_share_a_label_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"without a common label, got labels=\[\[1, 2\], \[2\]\]; name each"):
+    with pytest.raises(ValueError, match=r"got labels=\[\[1, 2\], \[2\]\]; name each"):
         task(labels=[[1, 2], [2]])
     assert task(labels=[[1, 3], [2]]).exclusive
     with pytest.raises(ValueError, match="output must be one of"):
@@ -189,14 +189,12 @@ def volumes(folder: Path, labels: tuple[int, ...]) -> dict[str, Any]:
 def test_sites_that_annotate_different_structures_are_refused_before_the_first_round(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(DataError, match=r"site 'a': .*has output=softmax, which may take those that are not annotated"):
+    with pytest.raises(DataError, match=r"site 'a': .*output=softmax, which may"):
         task().annotated_in("a", SegmentationSite(structures=[1]))
     assert task().annotated_in("a", SegmentationSite(structures="all")) == (0, 1)
     sites = {"a": {**volumes(tmp_path / "a", (1,)), "structures": [1]}, "b": volumes(tmp_path / "b", (1, 2))}
     learned = make_plan("fed_avg", task="nnunet", sites=["a", "b"], num_rounds=1, settings={"plan": plan(), **SMALL})
-    with pytest.raises(
-        RoundFailed, match=r"check, before any training: .* site 'a': key 'structures' .* is not usable"
-    ):
+    with pytest.raises(RoundFailed, match=r"check, .*site 'a': key 'structures' "):
         run_local(learned, tmp_path / "run", {"sites": sites})
     assert "site 'a': structures does not name all, and task (Task) has output=softmax" in caplog.text
     assert not [*tmp_path.rglob("*.pt")]

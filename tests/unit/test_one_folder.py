@@ -460,7 +460,7 @@ def test_no_site_is_called_as_the_server(tmp_path: Path) -> None:
     assert not (tmp_path / "job").exists()
     checked = CliRunner().invoke(app, ["check-data", str(good), "--task", "volume_segmentation", "--json"])
     assert [site["site"] for site in json.loads(checked.stdout)["sites"]] == ["a"]  # the server's settings stay
-    with pytest.raises(SiteError, match=r"the block 'server' in local/fairflare\.json names images"):
+    with pytest.raises(SiteError, match=r"the block 'server' in .* names images"):
         own_settings({"sites": {"server": block}}, "server")
     assert own_settings({"sites": {"server": {"device": "cpu"}}}, "server")["device"] == "cpu"
     with pytest.raises(ValueError, match="no site can be called 'server'"):
@@ -509,9 +509,7 @@ def test_a_task_file_that_imports_its_neighbour(tmp_path: Path) -> None:
         "import nets_of_mine\nfrom fairflare.tasks.segmentation import SegmentationTask\n"
         "class Task(SegmentationTask):\n    pass\n"
     )
-    with pytest.raises(
-        TaskFileError, match=r"nets_of_mine lies beside it, and a job takes one file: put .* into task\.py"
-    ):
+    with pytest.raises(TaskFileError, match=r"nets_of_mine lies beside it, .*task\.py"):
         load_task_class(tmp_path / "task.py")
     text = (tmp_path / "task.py").read_text().replace("import nets_of_mine", (tmp_path / "nets_of_mine.py").read_text())
     (tmp_path / "task.py").write_text(text)  # the remedy

@@ -147,9 +147,7 @@ def test_a_task_file_cannot_start_a_run(start: str, tmp_path: Path, monkeypatch:
     file = tmp_path / "task.py"
     file.write_text(IMPORTS + STARTS[start])
     for _ in range(2):
-        with pytest.raises(
-            TaskFileError, match=f"task.py cannot be run: ValueError: task file .*task.py {INSIDE}"
-        ) as e:
+        with pytest.raises(TaskFileError, match=rf"task.py cannot be run: ValueError: .*{INSIDE}") as e:
             load_task_class(file)
         assert str(e.value).count("cannot be run") == 1
     assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {"task.py"}
@@ -179,7 +177,7 @@ def test_a_class_of_the_main_script_is_no_part_of_a_job() -> None:
     """Refuse it as rule, training, a part of them, filter, and in FLARE's own recipe; accept it in one process."""
     rule, training = of_main(FedAvg), of_main(LocalTraining)
     part = of_main(type(FedMRL().weighting))
-    told = "^Mine is a class of the main script or notebook .*: write Mine into a file of its own and import it"
+    told = "^Mine is a class .*: write Mine into"
     for given in ({"rule": rule()}, {"training": training()}, {"rule": FedMRL(weighting=part())}):
         with pytest.raises(ValueError, match=told):
             FairRecipe(**{"method": None if "rule" in given else "fed_avg", **given}, sites=2)

@@ -98,7 +98,7 @@ def test_some_of_the_files_sites_where_a_command_takes_them() -> None:
     with pytest.raises(ValueError, match="the file's 'delta' is not in --sites"):
         run_sites(["beta"], local)
     # A name that is given already is not meant.
-    with pytest.raises(ValueError, match=r"different sites: 'bet' is not in the file\. Leave"):
+    with pytest.raises(ValueError, match=r"sites: 'bet' is not in the file\. Leave"):
         run_sites(["beta", "bet"], local, some=True)
 
 
@@ -136,7 +136,7 @@ def test_made_up_images_of_a_paper_are_no_matter_where_sites_have_their_own(tmp_
 def test_the_run_itself_refuses_shared_images(tmp_path: Path) -> None:
     root = str(site(tmp_path / "A"))
     plan = make_plan("fed_avg", sites=["A", "B"], num_rounds=1)
-    with pytest.raises(ValueError, match=r"sites 'A' and 'B' have 12 image\(s\) in common|in common, such as"):
+    with pytest.raises(ValueError, match=r"'A' and 'B' have 9 image\(s\) in common"):
         run_local(plan, tmp_path / "run", {"data_root": root})
 
 
@@ -290,7 +290,7 @@ def test_prepare_says_that_patients_are_unknown_and_takes_a_group_of_each_site(t
     [
         (["(a)", "(b)"], "two expressions without a site"),
         (["A=(a)", "A=(b)"], "two expressions of site 'A'"),
-        (["A=a"], r"a part in brackets that is the patient, got 'a'"),
+        (["A=a"], "that is the patient, got 'a'"),
         ({"C": "(a)"}, "there is no site 'C'"),
         (["("], "must be a regular expression"),
     ],

@@ -176,11 +176,11 @@ def test_ignored_pixels_have_no_part_in_loss_gradient_and_dice(tmp_path: Path) -
     for settings in ({}, {"evaluate_at": "image"}, {"mask_values": {0: 0, 1: 1, 255: 255}}):
         result = scores(root, ignore=255, **settings)
         assert result["dice"] == pytest.approx(dice(found & ~outside, (mask == 1) & ~outside), rel=1e-6)
-    with pytest.raises(ValueError, match=r"has the values 1; expected are 0, 7|expected"):
+    with pytest.raises(ValueError, match="has the values 255; expected are 0, 1, 7"):
         scores(folder(tmp_path / "b", [(image, mask)]), ignore=7)
-    with pytest.raises(ValueError, match=r"ignore must be a label of no structure, got 1"):
+    with pytest.raises(ValueError, match=r"^ignore.* got 1"):
         SegmentationTask(ignore=1)
-    with pytest.raises(ValueError, match=r"mask_values gives no value to ignore=9, got \{0: 0, 1: 1\}"):
+    with pytest.raises(ValueError, match=r"no value to ignore=9, got \{0: 0, 1: 1\}"):
         SegmentationTask(ignore=9, mask_values={0: 0, 1: 1})
 
 

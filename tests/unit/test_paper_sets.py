@@ -240,19 +240,19 @@ def test_a_round_on_what_was_prepared(tmp_path: Path, name: str) -> None:
 def test_isic_files_that_are_not_as_expected(tmp_path: Path) -> None:
     root = isic2018(tmp_path / "s", 20)
     (root / "ISIC2018_Task3_Training_Input/ISIC_0024307.jpg").unlink()
-    with pytest.raises(DataError, match=r"1 of 20 images that .* names are not there: ISIC_0024307; the folder has 19"):
+    with pytest.raises(DataError, match=r"1 of 20 .*: ISIC_0024307; .* has 19"):
         prepare_isic2018(root, tmp_path / "out")
     truth = root / "ISIC2018_Task3_Training_GroundTruth/ISIC2018_Task3_Training_GroundTruth.csv"
     text = truth.read_text()
     truth.write_text(text.replace("ISIC_0024306,1.0", "ISIC_0024306,0.0"))
     draw(root / "ISIC2018_Task3_Training_Input/ISIC_0024307.jpg", 1)
-    with pytest.raises(DataError, match="line 2: expected a 1 in one of the columns MEL, NV"):
+    with pytest.raises(DataError, match=r"line 2: expected a 1 .*MEL, NV"):
         prepare_isic2018(root, tmp_path / "out")
     truth.write_text(text.replace("AKIEC", "AK"))
-    with pytest.raises(DataError, match=r"missing: AKIEC; found: image, MEL, NV, BCC, AK,"):
+    with pytest.raises(DataError, match="missing: AKIEC; found: image, MEL, NV"):
         prepare_isic2018(root, tmp_path / "out")
     truth.unlink()
-    with pytest.raises(DataError, match=r"expected ISIC2018_Task3_Training_GroundTruth/.* or .*; found ISIC2018"):
+    with pytest.raises(DataError, match=r"expected ISIC2018_Task3.*; found ISIC2018"):
         prepare_isic2018(root, tmp_path / "out")
     with pytest.raises(DataError, match="is not a folder"):
         prepare_isic2018(tmp_path / "nowhere", tmp_path / "out")
@@ -278,7 +278,7 @@ def test_flambys_centres_and_split(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert sum(len(lists(folds["MSK"], f"datalist_fold{n}.json")["test"]) for n in (1, 2, 3)) == 16
     table = source / "train_test_split"
     table.write_text(table.read_text().replace(",0,train,", ",6,train,", 1))
-    with pytest.raises(DataError, match=r"line 5: expected center 0 to 5 \(or in all rows a name: BCN, .*\), got '6'"):
+    with pytest.raises(DataError, match=r"line 5: expected center 0 to 5 .*got '6'"):
         prepare_flamby(source, tmp_path / "x")
 
 
@@ -295,7 +295,7 @@ def test_tones(tmp_path: Path) -> None:
         assert sorted(numbers["test"]) == sorted(numbers["test_light"] + numbers["test_dark"])
     tones = source / "tones.csv"
     tones.write_text(tones.read_text().replace("dark", "brown", 1))
-    with pytest.raises(DataError, match="the skin tones are brown; expected light, dark"):
+    with pytest.raises(DataError, match="skin tones are brown; expected light"):
         prepare_tones(source, tmp_path / "x", tones="tones.csv")
 
 
@@ -322,14 +322,10 @@ def test_rif_edges_of_the_grey_values(tmp_path: Path) -> None:
     written = prepare_rif(source, tmp_path / "edges")["Drishti-GS"] / "masks/train_gtrain00.png"
     assert np.asarray(Image.open(written))[0, :6].tolist() == [2, 2, 1, 1, 0, 0]
     (source / "Domain3/test/ROIs/mask/Vtest00.png").unlink()
-    with pytest.raises(
-        DataError, match=r"image\(s\) of site 'REFUGE-train' cannot .*\n.*without a mask of its name: .*Vtest00\.png"
-    ):
+    with pytest.raises(DataError, match=r"site 'REFUGE-train' .*\n.*Vtest00\.png"):
         prepare_rif(source, tmp_path / "out")
     (source / "Domain3").rename(source / "other")
-    with pytest.raises(
-        DataError, match=r"expected a folder for each site: Domain1 or site1, .*; found .*missing: REFUGE-train"
-    ):
+    with pytest.raises(DataError, match=r"Domain1 or site1, .*missing: REFUGE-train"):
         prepare_rif(source, tmp_path / "out")
 
 
@@ -351,11 +347,11 @@ def test_messidor2_tables(tmp_path: Path) -> None:
     table.write_text(text.replace("adjudicated_dr_grade", "grade"))
     with pytest.raises(
         DataError,
-        match=r"expected the columns image_id, adjudicated_dr_grade.*; found: image_id, gr.*; or id_code, diagnosis",
+        match=r"grade.*found: image_id, gr.*; or id_code",
     ):
         prepare_messidor2(source, tmp_path / "out")
     table.write_text(text.replace("PP.png,0", "PP.png,5", 1))
-    with pytest.raises(DataError, match=r"expected adjudicated_dr_grade 0 to 4 .*, got '5'"):
+    with pytest.raises(DataError, match=r"adjudicated_dr_grade 0 to 4 .*, got '5'"):
         prepare_messidor2(source, tmp_path / "out")
 
 
@@ -369,9 +365,9 @@ def test_hyperkvasir(tmp_path: Path) -> None:
         assert entry["label"] == int(Path(entry["image"]).stem[:4], 16)
     folder = next((source / "labeled-images").glob("*/*/ileum"))
     folder.rename(folder.with_name("illeum"))
-    with pytest.raises(DataError, match="23 classes; missing: ileum; not known: illeum"):
+    with pytest.raises(DataError, match="missing: ileum; not known: illeum"):
         prepare_hyperkvasir(source, tmp_path / "x")
-    with pytest.raises(DataError, match="expected the folder labeled-images; found out"):
+    with pytest.raises(DataError, match=r"expected .*labeled-images; found out"):
         prepare_hyperkvasir(tmp_path, tmp_path / "x")
 
 

@@ -119,7 +119,7 @@ def test_a_site_needs_no_mask_value_of_what_it_did_not_annotate(tmp_path: Path) 
     """Check that the one structure of a site whose masks hold 0 and 2 may be any of the task's."""
     task = SegmentationTask(num_classes=2, **SMALL)
     block = {**masks_site(tmp_path / "a", (2,)), "mask_values": {"0": 0, "2": 1}}
-    with pytest.raises(DataError, match=r"no value to the structure \[2\].* says so with 'structures'"):
+    with pytest.raises(DataError, match=r"structure \[2\].* says so with 'structures'"):
         task.open_site("a", block)
     (_, targets), *_ = task.open_site("a", {**block, "structures": [1]}).batches("test", batch_size=2)
     assert targets[:, 0].any()
@@ -133,7 +133,7 @@ def test_a_loss_of_the_users_own_is_refused_by_name(tmp_path: Path) -> None:
 
     task = Own(num_classes=2, **SMALL)
     block = masks_site(tmp_path / "a", (1,))
-    with pytest.raises(ValueError, match=r"structures does not name all, and task \(Own\) has its own loss"):
+    with pytest.raises(ValueError, match=r"structures does not name all, .*\(Own\)"):
         task.open_site("a", {**block, "structures": [1]})
     assert task.open_site("a", {**block, "structures": "all"}).annotated == (0, 1)
 
@@ -193,6 +193,6 @@ def test_a_bundle_refuses_a_part_by_name(key: str) -> None:
     from fairflare.tasks.shared.site_settings import read_settings
 
     block = {"data_root": "/data"}
-    with pytest.raises(ValueError, match=rf"site 's': {key} must be 'all' or nothing, got \[1\]"):
+    with pytest.raises(ValueError, match=rf"site 's': {key}.* got \[1\]"):
         read_settings(BundleSite, "s", {**block, key: [1]})
     assert getattr(read_settings(BundleSite, "s", {**block, key: "all"}), key) == "all"

@@ -82,9 +82,9 @@ def test_iid_sizes_and_class_counts_differ_by_one_at_most() -> None:
 def test_min_size_is_kept_or_the_draw_fails() -> None:
     for seed in range(5):
         assert min(len(part) for part in dirichlet_partition(LABELS, 8, 0.3, seed=seed, min_size=40)) >= 40
-    with pytest.raises(ValueError, match=r"alpha=0\.01 gave each of 20 sites 60 of 1800 samples in 100 tries"):
+    with pytest.raises(ValueError, match=r"alpha=0\.01 .* 20 sites 60 of 1800"):
         dirichlet_partition(LABELS, 20, 0.01, min_size=60)
-    with pytest.raises(ValueError, match="1800 samples are too few for 20 sites with min_size=100"):
+    with pytest.raises(ValueError, match=r"1800 samples .*20 sites .*min_size=100"):
         dirichlet_partition(LABELS, 20, 1.0, min_size=100)
 
 
@@ -211,32 +211,32 @@ def test_errors_say_what_is_wrong() -> None:
     for call, message in (
         (lambda: iid_partition([], 3), "at least one"),
         (lambda: iid_partition([[0]], 3), "shape"),
-        (lambda: iid_partition([0.5], 3), "labels must be whole numbers in a list, at least one, got float64"),
-        (lambda: iid_partition([0, -1], 3), "label at position 1 must be an integer >= 0, got -1"),
+        (lambda: iid_partition([0.5], 3), "^labels.* got float64"),
+        (lambda: iid_partition([0, -1], 3), "^label at position 1.* got -1$"),
         (lambda: iid_partition([0], 0), "num_sites must be an integer >= 1, got 0"),
-        (lambda: iid_partition([0], True), "num_sites must be an integer >= 1, got True"),
+        (lambda: iid_partition([0], True), "^num_sites.* got True$"),
         (lambda: iid_partition([0], 1, seed=-1), "seed must be an integer >= 0, got -1"),
         (lambda: dirichlet_partition(LABELS, 3, 0.0), "alpha must be finite and > 0, got 0"),
         (lambda: dirichlet_partition(LABELS, 3, float("nan")), "alpha must be finite and > 0, got nan"),
         (lambda: two_pool_partition(LABELS, 3, 1, 0.0), "alpha must be finite and > 0, got 0"),
-        (lambda: two_pool_partition(LABELS, 3, -1, 1.0), "num_corrupted must be an integer >= 0, got -1"),
+        (lambda: two_pool_partition(LABELS, 3, -1, 1.0), "^num_corrupted.* got -1$"),
         (lambda: two_pool_partition(LABELS, 3, 1, 1.0, min_size=-1), "min_size must be an integer >= 0, got -1"),
-        (lambda: shard_partition(LABELS, 3, 1.0, num_shards=0), "num_shards must be an integer >= 1, got 0"),
+        (lambda: shard_partition(LABELS, 3, 1.0, num_shards=0), "^num_shards.* got 0$"),
         (
             lambda: two_pool_partition(LABELS, 3, 4, 1.0),
-            r"num_corrupted of num_sites=3 must be an integer in \[0, 3\], got 4",
+            "^num_corrupted of num_sites=3.* got 4$",
         ),
         (
             lambda: two_pool_partition(LABELS, 20, 4, 0.01, min_size=50),
-            r"no two-pool draw with alpha=0\.01 gave each of 20 sites 50 of 1800 samples in 100 tries",
+            r"two-pool .*alpha=0\.01 .* 20 sites 50 of",
         ),
         (lambda: shard_partition(LABELS, 3, 1.5), r"eta must be in \[0, 1\], got 1.5"),
         (
             lambda: shard_partition(LABELS, 3, 0.5, mode="printed"),
-            "shard mode must be one of 'literal', 'complement', got 'printed'",
+            "^shard mode.* got 'printed'$",
         ),
         (lambda: stratified_split(LABELS, (0.5, 0.4)), "sum to 1"),
-        (lambda: stratified_split(LABELS, (1.5, -0.5)), "fraction of part 1 must be finite and >= 0, got -0.5"),
+        (lambda: stratified_split(LABELS, (1.5, -0.5)), "^fraction of part 1.* got -0.5$"),
         (lambda: stratified_folds(LABELS, 1), "num_folds must be an integer >= 2, got 1"),
         (lambda: apportion([0, 0], 3), "not all 0"),
     ):
@@ -254,5 +254,5 @@ def test_sites_of_different_size_are_alike_in_their_classes() -> None:
         assert np.abs(counts - shares * (c == LABELS).sum()).max() < 2
     sizes = [len(part) for part in quantity_partition(LABELS, 5, 1e6, seed=0)]
     assert max(sizes) - min(sizes) < 20
-    with pytest.raises(ValueError, match=r"no draw of sizes with alpha=0.001 gave each of 5 sites 300"):
+    with pytest.raises(ValueError, match=r"draw of sizes .*alpha=0.001 .* 300"):
         quantity_partition(LABELS, 5, 0.001, min_size=300)

@@ -64,7 +64,7 @@ def test_class_counts_worked_by_hand() -> None:
     assert class_counts([900, 90, 10], 100, 5) == (86, 9, 5)  # 5 first, then 95 as 10 : 1 = 86.36, 8.64
     assert class_counts([3, 1], 8, 1) == (6, 2)
     assert class_counts([5, 1, 1], 6, 2) == (2, 2, 2)
-    with pytest.raises(ValueError, match="5 images are too few for 3 classes of at least 2"):
+    with pytest.raises(ValueError, match="5 images are too few for 3 classes"):
         class_counts([5, 1, 1], 5, 2)
 
 
@@ -347,19 +347,19 @@ def test_validation_may_be_switched_off_and_is_not_empty_otherwise() -> None:
     [
         (
             {"phantom": "fundos"},
-            "phantom must be one of 'dermoscopy', .*, 'endoscopy', got 'fundos'; did you mean 'fundus'",
+            "^phantom.* got 'fundos'",
         ),
-        ({"num_own_test": 31}, "num_own_test must be at least 32 for 8 classes"),
-        ({"label_noise_sites": 6}, r"label_noise_sites of num_sites=5 must be an integer in \[0, 5\], got 6"),
-        ({"corrupted_sites": 6}, r"corrupted_sites of num_sites=5 must be an integer in \[0, 5\], got 6"),
+        ({"num_own_test": 31}, "num_own_test must be at least 32 for 8"),
+        ({"label_noise_sites": 6}, "^label_noise_sites of num_sites=5.* got 6$"),
+        ({"corrupted_sites": 6}, "^corrupted_sites of num_sites=5.* got 6$"),
         ({"sites": 3}, "PhantomPlan has no setting 'sites'"),
-        ({"num_samples": 40}, "num_samples must be at least 50 for 8 classes and 5 sites"),
-        ({"phantom": "endoscopy", "num_test": 100}, "num_test must be at least 184 for 23 classes"),
-        ({"phantom": "fundus", "attributes": True}, "'fundus' has no attributes; these have: dermoscopy, dermoscopy7"),
+        ({"num_samples": 40}, "num_samples must be at least 50 for 8"),
+        ({"phantom": "endoscopy", "num_test": 100}, "num_test must be at least 184 for 23"),
+        ({"phantom": "fundus", "attributes": True}, "'fundus' has no attributes; .*dermoscopy7"),
         ({"attribute_shares": (0.5, 0.5)}, "attributes is False"),
-        ({"attributes": True, "attribute_shares": (0.5, 0.4)}, "attribute_shares must be 2 shares of sum 1"),
-        ({"attributes": True, "attribute_shares": (1.0,)}, "attribute_shares must be 2 shares of sum 1"),
-        ({"attributes": True, "attribute_shares": (1.5, -0.5)}, "attribute_shares must be .* >= 0; entry 1 is -0.5"),
+        ({"attributes": True, "attribute_shares": (0.5, 0.4)}, "attribute_shares must be 2 shares"),
+        ({"attributes": True, "attribute_shares": (1.0,)}, "attribute_shares must be 2 shares"),
+        ({"attributes": True, "attribute_shares": (1.5, -0.5)}, "attribute_shares must .*; entry 1 is -0.5"),
     ],
 )
 def test_a_bad_plan_is_refused(settings: dict[str, object], message: str) -> None:
@@ -394,10 +394,10 @@ def test_an_image_of_no_class_or_attribute_is_refused() -> None:
     """Check negative numbers, which would silently be another class."""
     for name, top in (("dermoscopy", 7), ("dermoscopy7", 6), ("fundus", 4), ("endoscopy", 22)):
         for label in (-1, top + 1, True, 1.0):
-            with pytest.raises(ValueError, match=rf"label must be an integer in \[0, {top}\], got {label}"):
+            with pytest.raises(ValueError, match=rf"label must .*0, {top}\], got {label}"):
                 PHANTOMS[name].draw(label, np.random.default_rng(0), 32)  # type: ignore[arg-type]
     for name in ("fundus", "endoscopy"):
-        with pytest.raises(ValueError, match=f"'{name}' has no attributes; these have: dermoscopy, dermoscopy7"):
+        with pytest.raises(ValueError, match=rf"'{name}' has no attributes; .*dermoscopy7"):
             PHANTOMS[name].draw(0, np.random.default_rng(0), 32, "light")
 
 
@@ -421,7 +421,7 @@ def test_images_are_those_of_earlier_versions(
 
 def test_a_bad_site_is_refused() -> None:
     for index in (-1, 5, True, 1.5):
-        with pytest.raises(ValueError, match=rf"site must be an integer in \[0, 4\], got {index}"):
+        with pytest.raises(ValueError, match=rf"site.* got {index}"):
             class_site(PLAN, index)  # type: ignore[arg-type]
     starved = PhantomPlan(
         phantom="dermoscopy7", partition="shards", shard_mode="complement", num_sites=7, num_samples=300,
@@ -432,7 +432,7 @@ def test_a_bad_site_is_refused() -> None:
 
 
 def test_a_skin_that_the_phantom_does_not_have_is_refused() -> None:
-    with pytest.raises(ValueError, match="attribute must be one of 'light', 'dark', got 'pink'"):
+    with pytest.raises(ValueError, match=r"^attribute.* got 'pink'$"):
         PHANTOMS["dermoscopy"].draw(1, np.random.default_rng(0), 32, "pink")
 
 

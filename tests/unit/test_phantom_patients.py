@@ -136,16 +136,16 @@ def test_a_structure_shows_in_its_channels_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"size": (8, 64, 4)}, "each of size must be an integer >= 16, got 8"),
-        ({"size": (64, 48.5, 4)}, "each of size must be an integer >= 16, got 48.5"),
-        ({"seed": -1}, "phantom_seed must be an integer >= 0, got -1"),
-        ({"seed": True}, "phantom_seed must be an integer >= 0, got True"),
-        ({"cases": 0}, r"phantom_cases must be in \(0, 1000\], got 0"),
-        ({"cases": 1001}, r"phantom_cases must be in \(0, 1000\], got 1001"),
+        ({"size": (8, 64, 4)}, "^each of size.* got 8$"),
+        ({"size": (64, 48.5, 4)}, "^each of size.* got 48.5$"),
+        ({"seed": -1}, "^phantom_seed.* got -1$"),
+        ({"seed": True}, "^phantom_seed.* got True$"),
+        ({"cases": 0}, "^phantom_cases.* got 0$"),
+        ({"cases": 1001}, "^phantom_cases.* got 1001$"),
         ({"cases": float("nan")}, "phantom_cases must be in"),
         ({"channels": 0}, "channels must be an integer >= 1, got 0"),
-        ({"channels": 2, "shows": {1: [2]}}, r"channel of shows must be an integer in \[0, 1\], got 2"),
-        ({"shows": {2: [0]}}, r"structure of shows must be an integer in \[1, 1\], got 2"),
+        ({"channels": 2, "shows": {1: [2]}}, "^channel of shows.* got 2$"),
+        ({"shows": {2: [0]}}, "^structure of shows.* got 2$"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, object], message: str) -> None:

@@ -497,7 +497,7 @@ def test_a_models_folder_is_found(segmented: Path, tmp_path: Path) -> None:
     assert find_model(tmp_path) == download / "best_FL_global_model.pt"
     (download / "best_FL_global_model.pt").unlink()
     assert find_model(download) == download / "FL_global_model.pt"
-    with pytest.raises(ValueError, match=r"has no best_FL_global_model\.pt; it has FL_global_model\.pt"):
+    with pytest.raises(ValueError, match=r"no best_FL_global_model\.pt; .* FL_global"):
         find_model(download, "best")
     shutil.copytree(download, tmp_path / "other")
     with pytest.raises(ValueError, match="holds 2 runs; give the folder of one: "):
@@ -549,17 +549,15 @@ def test_own_reading_of_images_must_be_told(tmp_path: Path) -> None:
 def test_models_that_do_not_say_what_they_are_for(segmented: Path, tmp_path: Path) -> None:
     model = read_model(find_model(segmented / "run"))
     torch.save({"model": model.state}, tmp_path / "FL_global_model.pt")
-    with pytest.raises(ValueError, match=r"does not say what it was trained for.* give --task-file with"):
+    with pytest.raises(ValueError, match=r"does not say .* give --task-file with"):
         load_predictor(tmp_path)
 
 
 def test_records_that_do_not_fit(segmented: Path, tmp_path: Path) -> None:
     record = dict(read_model(find_model(segmented / "run")).record)
-    with pytest.raises(
-        ValueError, match=r"the recorded settings do not fit SegmentationTask: .*'colour'.*fairflare 9.0"
-    ):
+    with pytest.raises(ValueError, match=r"SegmentationTask: .*'colour'.* 9.0"):
         recall({**record, "settings": {"colour": 1}, "fairflare": "9.0"}, tmp_path)
-    with pytest.raises(ValueError, match=r"'fairflare\.tasks\.no\.Task' is not in fairflare"):
+    with pytest.raises(ValueError, match=r"'fairflare\.tasks\.no\.Task' is not in"):
         recall({**record, "class": "fairflare.tasks.no.Task"}, tmp_path)
     with pytest.raises(ValueError, match="is not in fairflare"):  # nothing else is imported
         recall({**record, "class": "tests.federation.network.Line", "settings": {}}, tmp_path)
@@ -568,7 +566,7 @@ def test_records_that_do_not_fit(segmented: Path, tmp_path: Path) -> None:
     ]
     script = TaskRecorder(ScriptTask(model="torch.nn.Identity"), dict, tmp_path)()
     torch.save({"model": {"a": torch.ones(1)}, "train_conf": {"task": script}}, tmp_path / "model.pt")
-    with pytest.raises(ValueError, match="trained for a ScriptTask, which does not say how it reads one image"):
+    with pytest.raises(ValueError, match=r"trained for a ScriptTask, .*one image"):
         load_predictor(tmp_path / "model.pt")
 
 

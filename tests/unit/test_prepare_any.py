@@ -75,9 +75,7 @@ def test_folders_of_sites_and_the_summaries(tmp_path: Path) -> None:
 def test_trees_of_another_depth(tmp_path: Path) -> None:
     source = class_folders(tmp_path / "s", {"a": 3, "b": 3})
     draw(source / "c/d/e/f.png", 1)
-    with pytest.raises(
-        DataError, match=r"expected images in <class>/ or in <site>/<class>/.*found 7 images in a, b, c/d"
-    ):
+    with pytest.raises(DataError, match=r"<class>/ .*found 7 images in a, b, c/d"):
         prepare_images(source, tmp_path / "out")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="found 0 images in nothing"):
@@ -116,20 +114,20 @@ def test_a_table_with_sites_patients_and_splits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "options", "message"),
     [
-        (["image,grade", "i0,1"], {}, r"expected the columns image, label; missing: label; found: image, grade"),
+        (["image,grade", "i0,1"], {}, "missing: label; found: image, grade"),
         (
             ["image,label", "i0,1", "i9,0", "i8,0"],
             {},
-            r"2 of 3 images that '.*' names are not there: i8, i9; the folder",
+            "2 of 3 images .*: i8, i9; the folder",
         ),
         (["image,label", "i0,", "i1,1"], {}, "line 2: the label is missing"),
-        (["image,label,split", "i0,1,dev"], {}, "line 2: the split is 'dev'; expected one of training"),
+        (["image,label,split", "i0,1,dev"], {}, "line 2: the split is 'dev'; expected"),
         (["image,label", "i0,1", "i1,1"], {}, "expected at least two classes, found 1"),
         (["image,label", "i0,x", "i1,y"], {"classes": ["x", "z"]}, "has the label 'y'; the classes are x, z"),
         (["image,label", "i0,0", "i1,1"], {"columns": {"images": "x"}}, "columns must be some of image, label"),
         (["image,label", "i0,0", "i1,1"], {"group": "(x)"}, "does not match group"),
         (["image,label", "i0,0", "i1,1"], {"group": "p"}, "must have a part in brackets"),
-        (["image,label,patient", "i0,0,012", "i1,1,12.0"], {}, "'012' and '12.0' would be two patients; write them"),
+        (["image,label,patient", "i0,0,012", "i1,1,12.0"], {}, "'012' and '12.0' would be two patients"),
         (["image,label"], {}, "has no rows"),
     ],
 )
@@ -255,9 +253,9 @@ def test_folds(tmp_path: Path) -> None:
         ({"partition": "two-pool", "sites": 3}, "needs corrupt_sites"),
         ({"corrupt": "gaussian_noise:3"}, "belong together"),
         ({"corrupt_sites": 1}, "belong together"),
-        ({"corrupt": "noise:3", "corrupt_sites": 1}, "corrupt must be one of 'gaussian_noise', 'motion_blur'"),
+        ({"corrupt": "noise:3", "corrupt_sites": 1}, "corrupt must be one of 'gaussian_noise'"),
         ({"corrupt": "motion_blur", "corrupt_sites": 1}, "must be KIND:SEVERITY"),
-        ({"corrupt": "motion_blur:6", "corrupt_sites": 1}, r"severity must be an integer in \[1, 5\], got 6"),
+        ({"corrupt": "motion_blur:6", "corrupt_sites": 1}, "^severity.* got 6$"),
         ({"folds": 1}, "folds must be an integer >= 2"),
         ({"folds": 3, "common_test": True}, "exclude each other"),
         ({"fractions": (0.5, 0.2, 0.2)}, "three shares of sum 1"),
@@ -271,7 +269,7 @@ def test_dealings_that_do_not_fit_together(given: dict[str, Any], message: str) 
 
 def test_sites_that_would_be_too_small(tmp_path: Path) -> None:
     source = class_folders(tmp_path / "s", {"a": 4, "b": 4})
-    with pytest.raises(ValueError, match="site-1, site-2, site-3, site-4 would get fewer than 3 images"):
+    with pytest.raises(ValueError, match=r"site-1, .*, site-4 would .* than 3 images"):
         prepare_images(source, tmp_path / "out", dealing=Dealing(partition="iid", sites=4))
     with pytest.raises(ValueError, match="corrupt_sites=2, but there are 1 sites"):
         prepare_images(source, tmp_path / "out", dealing=Dealing(corrupt="motion_blur:1", corrupt_sites=2))
@@ -373,7 +371,7 @@ def test_masks_of_smoothed_edges_or_numbered_objects_are_no_labels(tmp_path: Pat
     for index, file in enumerate(sorted((source / "masks").iterdir())):
         values = np.arange(10 * 12, dtype=np.uint8).reshape(10, 12) % (7 * index + 6)
         Image.fromarray(values).save(file)
-    with pytest.raises(DataError, match=r"41 values, such as \[0, 1, 2, 3, 4\]; .* smoothed edges .*--mask-values"):
+    with pytest.raises(DataError, match=r"41 values, such as \[0, .*--mask-values"):
         prepare_masks(source, tmp_path / "out")
     one = {str(value): int(value > 0) for value in range(41)}
     assert list(prepare_masks(source, tmp_path / "out", mask_values=one)) == ["site-1"]
@@ -394,7 +392,7 @@ def test_masks_of_sites(tmp_path: Path) -> None:
     assert (
         Image.open(dealt["site-1"] / entry["label"]).size == Image.open(dealt["site-1"] / entry["image"]).size == (8, 8)
     )
-    with pytest.raises(DataError, match="needs classes, and these images have masks"):
+    with pytest.raises(DataError, match=r"needs classes, and these .*have masks"):
         prepare_masks(source, tmp_path / "x", dealing=Dealing(partition="shards", sites=2))
 
 
@@ -408,10 +406,10 @@ def test_masks_by_a_table(tmp_path: Path) -> None:
         "training": ["p0", "p0"], "validation": ["p1", "p1"], "test": ["p2", "p2"]
     }  # fmt: skip
     rows[1] = rows[1].replace("train", "test")
-    with pytest.raises(DataError, match="patient 'p0' is in both 'training' and 'test'"):
+    with pytest.raises(DataError, match="'p0' is in both 'training' and 'test'"):
         prepare_masks(table(source, rows), tmp_path / "bad", csv="list.csv")
     (source / "A/masks").rename(source / "A/other")
-    with pytest.raises(DataError, match=r"expected images/ and masks/ \(or labels/\).*found A, list.csv"):
+    with pytest.raises(DataError, match=r"expected images/ and .*found A, list.csv"):
         prepare_masks(source, tmp_path / "bad")
 
 

@@ -158,19 +158,19 @@ def test_a_tree_without_a_file_that_is_read(tmp_path: Path, ending: str) -> None
         (tmp_path / "s" / folder).mkdir(parents=True)
         for name in "abc":
             (tmp_path / "s" / folder / f"{name}{ending}").write_bytes(b"x")
-    with pytest.raises(DataError, match=rf"no image that is read was found; .*3 {ending} files .*nii.gz"):
+    with pytest.raises(DataError, match=rf"no image .*3 {ending} files .*nii.gz"):
         prepare_volumes(tmp_path / "out", source_dir=tmp_path / "s")
-    with pytest.raises(DataError, match=rf"no image that is read was found; .*3 {ending} files .*nii.gz"):
+    with pytest.raises(DataError, match=rf"no image .*3 {ending} files .*nii.gz"):
         prepare_masks(tmp_path / "s", tmp_path / "out")
 
 
 def test_pictures_among_volumes_name_what_takes_them(tmp_path: Path) -> None:
     save(tmp_path / "s/images/a.png", image_of(1))
     save(tmp_path / "s/labels/a.png", mask_of(1))
-    with pytest.raises(DataError, match=r"1 .png file .*`fairflare prepare images` or `masks` takes them"):
+    with pytest.raises(DataError, match=r"1 .png file .*`fairflare prepare images`"):
         prepare_volumes(tmp_path / "out", source_dir=tmp_path / "s")
     np.save(tmp_path / "s/labels/a.npy", np.zeros((4, 5, 6)))
-    with pytest.raises(DataError, match=r"1 .npy file .*an array that does not say where its voxels lie: python -c "):
+    with pytest.raises(DataError, match=r"1 .npy file .*its voxels lie: python -c "):
         prepare_volumes(tmp_path / "out", source_dir=tmp_path / "s")
 
 
@@ -218,9 +218,7 @@ def test_one_patient_id_for_all_is_said_and_the_remedy_works(tmp_path: Path) -> 
     for number in range(6):
         (tmp_path / "s" / "xy"[number % 2]).mkdir(parents=True, exist_ok=True)
         dicom(tmp_path / "s" / "xy"[number % 2] / f"i{number}", image_of(number), PatientID="ANON")
-    with pytest.raises(
-        DataError, match=r"all 6 images are of one patient \(the one PatientID .*--group '\^\(\.\*\)\$'"
-    ):
+    with pytest.raises(DataError, match=r"all 6 images .*--group '\^\(\.\*\)\$'"):
         prepare_images(tmp_path / "s", tmp_path / "out")
     assert len(names_of(prepare_images(tmp_path / "s", tmp_path / "out", group="^(.*)$")["site-1"])) == 6
 
@@ -234,7 +232,7 @@ def test_one_patient_id_of_series_too(tmp_path: Path) -> None:
         labels[2:6, 2:6, 2:6] = 1
         (tmp_path / "s/masks").mkdir(exist_ok=True)
         nibabel.save(nibabel.Nifti1Image(labels, affine), tmp_path / f"s/masks/v{number}.nii.gz")
-    with pytest.raises(DataError, match=r"all 4 images are of one patient \(the one PatientID"):
+    with pytest.raises(DataError, match=r"all 4 images .*\(the one PatientID"):
         prepare_volumes(tmp_path / "out", source_dir=tmp_path / "s")
     folder = prepare_volumes(tmp_path / "out", source_dir=tmp_path / "s", group="^(.*)$")["site-1"]
     assert names_of(folder) == [f"v{number}" for number in range(4)]
@@ -254,7 +252,7 @@ def test_a_folder_that_is_no_site_is_named(tmp_path: Path) -> None:
                 for name in "abcd":
                     volume(root / site / f"images/{name}.nii", 1)
                     volume(root / site / f"masks/{name}.nii", 1, labels=True)
-        with pytest.raises(DataError, match=r"no images and labels are found in C \('C' has no file\)"):
+        with pytest.raises(DataError, match=r"are found in C \('C' has no file\)"):
             prepare(root, tmp_path / "out")
 
 
@@ -263,16 +261,14 @@ def test_a_class_or_a_site_without_an_image_is_named(tmp_path: Path) -> None:
         save(tmp_path / f"s/{'xy'[number % 2]}/{number}.png", image_of(number))
     (tmp_path / "s/z").mkdir()
     (tmp_path / "s/z/a.webp").write_bytes(b"x")
-    with pytest.raises(
-        DataError, match=r"no image that is read is in the folder z; .* no class; not read: 1 .webp file"
-    ):
+    with pytest.raises(DataError, match=r"in the folder z; .*not read: 1 .webp"):
         prepare_images(tmp_path / "s", tmp_path / "out")
     written = prepare_images(tmp_path / "s", tmp_path / "out", classes=["x", "y", "z"])  # it is meant
     assert json.loads((written["site-1"] / "datalist.json").read_text())["class_names"] == ["x", "y", "z"]
     for number in range(8):
         save(tmp_path / f"t/A/{'xy'[number % 2]}/{number}.png", image_of(number))
     (tmp_path / "t/B/x").mkdir(parents=True)
-    with pytest.raises(DataError, match=r"no image that is read is in the folder B; .* if it is no site"):
+    with pytest.raises(DataError, match=r"in the folder B; .* if it is no site"):
         prepare_images(tmp_path / "t", tmp_path / "out2")
 
 
@@ -282,7 +278,7 @@ def test_leaving_out_does_not_lose_a_site(tmp_path: Path) -> None:
         save(tmp_path / f"B/images/{name}.png", image_of(ord(name)))
         save(tmp_path / f"B/masks/{name}.png", mask_of(1)[:6])
     sites = {name: (tmp_path / name / "images", tmp_path / name / "masks") for name in "AB"}
-    with pytest.raises(DataError, match=r"4 of 8 image.* cannot be used.*--leave-out"):
+    with pytest.raises(DataError, match=r"4 of 8 image.*--leave-out"):
         prepare_folders(sites, tmp_path / "out")
     with pytest.raises(DataError, match="no image of site B can be used"):
         prepare_folders(sites, tmp_path / "out", leave_out=True)
@@ -312,10 +308,10 @@ def spoilt(root: Path, kind: str) -> tuple[Path, Path]:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("swapped", "look swapped: the mask has .* values, the image 2 values; exchange the two folders"),
-        ("red", "colour"), ("red jpeg", "its mask: it is a JPEG, which changes labels"),
+        ("swapped", "swapped: the mask has .* values, the image 2"),
+        ("red", "colour"), ("red jpeg", "its mask: it is a JPEG, which"),
         ("jpeg", "its mask: it is a JPEG"), ("jpeg called png", "its mask: it is a JPEG"),
-        ("small", "7 x [a-z ]+: 'A/images/p0.png' of site 'A': it is .*14x11"),
+        ("small", "7 x .*'A/images/p0.png' .*'A': it is .*14x"),
     ],
 )  # fmt: skip
 def test_masks_that_are_none_are_found_by_prepare(tmp_path: Path, kind: str, words: str) -> None:
@@ -351,7 +347,7 @@ def test_photographs_in_the_place_of_masks_look_swapped(tmp_path: Path) -> None:
     for number in range(4):
         save(tmp_path / f"i/p{number}.png", mask_of(number))
         save(tmp_path / f"m/p{number}.jpg", image_of(number))  # grey
-    with pytest.raises(DataError, match="look swapped: the mask has colours, or is a JPEG, the image 2 values"):
+    with pytest.raises(DataError, match=r"swapped: the mask has colours, .*2 values"):
         prepare_folders({"A": (tmp_path / "i", tmp_path / "m")}, tmp_path / "out")
 
 
@@ -371,7 +367,7 @@ def test_what_is_not_read_is_told_beside_images_without_a_mask(tmp_path: Path) -
             (tmp_path / "v" / folder).mkdir(parents=True, exist_ok=True)
         nibabel.save(volume, tmp_path / f"v/images/c{number}.nii")
         (tmp_path / f"v/labels/c{number}.nrrd").write_bytes(b"NRRD0004")
-    with pytest.raises(DataError, match=r"3 of 3 volume.*\n.*without a mask.*\n.*not read: 3 .nrrd files"):
+    with pytest.raises(DataError, match=r"3 of 3 volume.*\n.*\n.*: 3 .nrrd files"):
         prepare_volumes(tmp_path / "out", source_dir=tmp_path / "v")
 
 
@@ -430,7 +426,7 @@ def test_names_of_any_script_are_kept_and_compared_composed(tmp_path: Path, name
 
 def test_names_that_would_become_one_are_both_named(tmp_path: Path) -> None:
     pairs(tmp_path, ["a b", "a+b", "c"])
-    with pytest.raises(DataError, match=r"two images are called 'a_b' \('.*/a b.png' and '.*/a\+b.png'\)"):
+    with pytest.raises(DataError, match=r"'a_b' \('.*/a b.png' and '.*/a\+b.png'\)"):
         prepare_folders({"A": (tmp_path / "images", tmp_path / "masks")}, tmp_path / "out")
 
 
@@ -439,9 +435,7 @@ def test_names_of_sites(tmp_path: Path, site: str, called: str | None) -> None:
     pairs(tmp_path, list("abcd"))
     given = {site: (tmp_path / "images", tmp_path / "masks")}
     if called is None:
-        with pytest.raises(
-            DataError, match=f"site '{site}': FLARE takes names of A-Z, a-z, 0-9, '-' and '_'.*--number"
-        ):
+        with pytest.raises(DataError, match=rf"site '{site}': FLARE takes .*--number"):
             prepare_folders(given, tmp_path / "out")
         assert list(prepare_folders(given, tmp_path / "out", number=True)) == ["site-1"]
     else:
@@ -481,10 +475,10 @@ def test_folders_with_a_table_of_all_sites(tmp_path: Path) -> None:
     held = json.loads((prepare_folders(sites, tmp_path / "y", **more)["A"] / "datalist.json").read_text())["test"]
     assert [Path(entry["image"]).stem for entry in held] == ["p2", "p3"]
     table.write_text("file,sex,age\np0.png,F,3\n")
-    with pytest.raises(DataError, match=r"line 2: image 'p0.png' is at several sites"):
+    with pytest.raises(DataError, match=r"line 2: image 'p0.png' is at several"):
         prepare_folders(sites, tmp_path / "x", csv=table, columns={"image": "file"}, attributes=asked)
     table.write_text("file,clinic,sex,age\nq0.png,A,F,3\n")
-    with pytest.raises(DataError, match=r"1 images that it names are at no site: q0.png"):
+    with pytest.raises(DataError, match=r"1 images .* at no site: q0.png"):
         prepare_folders(sites, tmp_path / "x", **more)
     table.write_text("file,clinic,sex,age\np0.png,A,F,3\np0,A,M,3\n")
     with pytest.raises(DataError, match="lines 2 and 3: both name"):
@@ -510,12 +504,12 @@ def test_folders_with_classes(tmp_path: Path) -> None:
             assert all(sample.label == int(sample.image.stem[1:]) % 2 for sample in found.splits[split])
     (tmp_path / "A/t.csv").write_text("image,label,site\np0,x,A\np1,y,B\n")
     for prepare in (prepare_folders, lambda given, out: prepare_volumes(out, folders=given)):
-        with pytest.raises(DataError, match="line 3: the site is 'B', in the table of site 'A'"):
+        with pytest.raises(DataError, match=r"line 3: the site is 'B', .*site 'A'"):
             prepare(sites, tmp_path / "x")
         volume(tmp_path / "A/p0.nii", 0)
         volume(tmp_path / "A/p1.nii", 1)
     pairs(tmp_path / "C", list("abcd"))
-    with pytest.raises(ValueError, match="--classes are those of a table of classes"):
+    with pytest.raises(ValueError, match="--classes are those of a table"):
         prepare_folders({"C": (tmp_path / "C/images", tmp_path / "C/masks")}, tmp_path / "x", classes=["y", "x"])
 
 
@@ -535,7 +529,7 @@ def test_people_of_bids(tmp_path: Path) -> None:
     }  # fmt: skip
     assert load_datalist(written, site="a").attributes["sex"].values == ("F", "M")
     assert "does not have 1 of the people: 'sub-3'" in notes(tmp_path / "groups")
-    with pytest.raises(DataError, match="missing: handedness; found: participant_id, sex, age"):
+    with pytest.raises(DataError, match="missing: handedness; found: participant"):
         prepare_volumes(tmp_path / "x", source_dir=tmp_path / "s", attributes={"hand": "handedness"})
     table.unlink()
     with pytest.raises(ValueError, match="--attributes are columns of a table"):

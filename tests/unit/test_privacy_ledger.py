@@ -62,7 +62,7 @@ def files(root: Path) -> tuple[Path, Path, Path]:
 
 def test_rounds_add_up_over_jobs_until_the_budget_is_spent(tmp_path: Path) -> None:
     assert [reserve(tmp_path) for _ in range(4)] == [1.0, 2.0, 3.0, 4.0]
-    with pytest.raises(BudgetRefused, match=r"privacy budget spent: with this round epsilon is 5\.0000, the target 4 "):
+    with pytest.raises(BudgetRefused, match=r"spent: .*epsilon is 5\.0000, .* 4 "):
         reserve(tmp_path)
     assert reserve(tmp_path, target=5.0) == 5.0  # the site's own file raised it
     with pytest.raises(BudgetRefused, match="budget spent"):
@@ -74,14 +74,14 @@ def test_rounds_add_up_over_jobs_until_the_budget_is_spent(tmp_path: Path) -> No
 def test_how_many_rounds_the_budget_lasts_for_is_known_before_the_first(tmp_path: Path) -> None:
     book = Ledger("site-1", tmp_path)
     assert [book.lasts("abc", spending(), most) for most in (0, 3, 4, 100)] == [0, 3, 4, 4]
-    why = r"budget too small for one round: with this round epsilon is 1\.0000, the target 0\.9 .*; what helps: a"
+    why = r"one round: .* is 1\.0000, .* 0\.9 .*helps"
     with pytest.raises(BudgetRefused, match=why):
         book.lasts("abc", spending(target=0.9), 5)
     assert not [*tmp_path.rglob(ledger.LEDGER)]  # nothing was reserved
     reserve(tmp_path)
     assert book.lasts("cxy", spending(), 100) == 3
     assert book.lasts("mno", spending(), 100) == 4  # no case in common
-    with pytest.raises(BudgetRefused, match=r"privacy budget spent: with this round epsilon is 2\.0000, the target 1 "):
+    with pytest.raises(BudgetRefused, match=r"spent: .*epsilon is 2\.0000, .* 1 "):
         book.lasts("abc", spending(target=1.0), 5)
     assert book.lasts("abc", spending(target=1.0), 0) == 0  # no training is asked for
     files(tmp_path)[0].unlink()
@@ -124,7 +124,7 @@ def test_a_refused_round_names_only_what_helps(
 
     for _ in range(past):
         ask(1.0, 4)
-    with pytest.raises(BudgetRefused, match="what helps: a larger 'epsilon' in the site's own file") as refused:
+    with pytest.raises(BudgetRefused, match="what helps: a larger 'epsilon'") as refused:
         ask(1.0, steps)
     assert [name for name in changed if name in str(refused.value)] == others
     for name, (noise, fewer) in changed.items():
@@ -188,9 +188,9 @@ def moved(path: Path) -> None:
         ),
         (
             lambda book, secret, head: book.write_bytes(b"".join(book.read_bytes().splitlines(keepends=True)[:-1])),
-            "its ledger has 2 lines, and its head knows of 3: it is an older one",
+            "has 2 lines, .* knows of 3: .*an older",
         ),
-        (lambda book, secret, head: book.write_bytes(b""), "its ledger has 0 lines, and its head knows of 3"),
+        (lambda book, secret, head: book.write_bytes(b""), "ledger has 0 lines, .* knows of 3"),
         (lambda book, secret, head: book.unlink(), "'ledger.jsonl' of its ledger is gone"),
         (lambda book, secret, head: secret.unlink(), "'secret' of its ledger is gone"),
         (lambda book, secret, head: secret.write_bytes(bytes(32)), "line 1 of its ledger is damaged"),
@@ -246,7 +246,7 @@ def test_an_older_copy_of_both_files_is_noticed_if_a_server_shows_a_later_line(t
     here.lasts("abc", spending(), 0)
     for here.shown in (hashes[1], "", 5, ["x"], "0" * 64):
         for ask in (lambda: here.lasts("abc", spending(), 0), lambda: here.reserve("abc", spending(), OF)):
-            with pytest.raises(BudgetRefused, match="lacks the line that the server last heard of: it is an older one"):
+            with pytest.raises(BudgetRefused, match=r"lacks the line .*: it is an older one"):
                 ask()
     assert book.read_bytes() == old
     book.parent.rename(tmp_path / "away")
@@ -291,7 +291,7 @@ def test_a_full_disk_leaves_a_ledger_that_goes_on(tmp_path: Path, monkeypatch: p
     reserve(tmp_path)
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "no space")))
-        with pytest.raises(BudgetRefused, match=r"its ledger .* cannot be read or written: no space"):
+        with pytest.raises(BudgetRefused, match=r"its ledger .*: no space"):
             reserve(tmp_path)
     assert reserve(tmp_path) in (2.0, 3.0)  # the line may be on disk, and counts then
 
@@ -460,7 +460,7 @@ def test_a_book_composes_its_rounds_and_their_reports(tmp_path: Path, accountant
 def test_without_the_package_the_site_refuses_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "opacus.accountants", None)
-    with pytest.raises(BudgetRefused, match=r"needs the package opacus: pip install 'fairflare\[dp\]'"):
+    with pytest.raises(BudgetRefused, match=r"opacus: pip install 'fairflare\[dp\]'"):
         reserve(tmp_path)
 
 
@@ -470,10 +470,8 @@ def test_a_file_of_the_ledger_that_cannot_be_read_or_written_is_named(which: int
     reserve(tmp_path)
     files(tmp_path)[which].unlink()
     files(tmp_path)[which].mkdir()
-    why = (
-        r"site 'site-1': differential privacy: its ledger \(.privacy and .privacy_heads in its state root\) cannot be "
-    )
-    with pytest.raises(BudgetRefused, match=why + r"read or written: Is a directory; let the site's user write both"):
+    why = r"^site 'site-1': .*its ledger \(.privacy "
+    with pytest.raises(BudgetRefused, match=why + ".*Is a directory; let the site's"):
         reserve(tmp_path)
 
 
@@ -483,6 +481,6 @@ def test_a_ledger_on_a_disk_that_is_read_only_is_named(tmp_path: Path, monkeypat
 
     reserve(tmp_path)
     monkeypatch.setattr(ledger, "write_whole", read_only)
-    with pytest.raises(BudgetRefused, match=r"its ledger .* cannot be read or written: Read-only file system") as found:
+    with pytest.raises(BudgetRefused, match=r"its ledger .*: Read-only file system") as found:
         reserve(tmp_path)
     assert "secret name" not in found.value.public

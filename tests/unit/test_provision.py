@@ -120,7 +120,7 @@ def test_what_is_not_asked_for_is_not_written(tmp_path):
 
 
 def test_settings_for_an_unknown_site(tmp_path):
-    with pytest.raises(RuntimeError, match="'hospital-x', which the project does not have; it has hospital-a,"):
+    with pytest.raises(RuntimeError, match=r"'hospital-x', .*; it has hospital-a,"):
         provision(tmp_path, site_settings={"hospital-x": {}})
     assert not (tmp_path / "fairflare_demo" / "prod_00").exists()
 
@@ -136,14 +136,14 @@ def test_too_early_in_the_project_file(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"allow_prefixes": "fairflare."}, "allow_prefixes must be a list, each entry a text, got 'fairflare.'"),
-        ({"allow_prefixes": ["fairflare"]}, r"allow_prefixes must list .* end in a dot, got \['fairflare'\]"),
-        ({"authorization": {"byoc": "none"}}, "authorization must hold a dict 'permissions'"),
+        ({"allow_prefixes": "fairflare."}, "^allow_prefixes.* got 'fairflare.'$"),
+        ({"allow_prefixes": ["fairflare"]}, r"allow_prefixes must .*got \['fairflare'\]"),
+        ({"authorization": {"byoc": "none"}}, "authorization must hold .*'permissions'"),
         ({"privacy": {"default_scope": "x"}}, "privacy must hold a list 'scopes'"),
-        ({"site_settings": {"hospital-a": "/data"}}, "site_settings of 'hospital-a' must be a mapping, got '/data'"),
+        ({"site_settings": {"hospital-a": "/data"}}, "'hospital-a' must be .*got '/data'"),
         ({"heart_beat_timeout": 0}, "heart_beat_timeout must be a number > 0"),
-        ({"log_streaming": "no"}, "log_streaming must be true or false, got 'no'"),
-        ({"storage": "/x"}, "has no setting 'storage'; did you mean 'storage_root'"),
+        ({"log_streaming": "no"}, "^log_streaming.* got 'no'$"),
+        ({"storage": "/x"}, "has no setting 'storage'"),
     ],
 )
 def test_wrong_arguments(arguments, message):

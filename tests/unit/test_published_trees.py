@@ -473,14 +473,14 @@ def test_a_made_up_set_is_one_entry(tmp_path: Path, by_name: bool) -> None:
     write_rows(tmp_path / "s/labels.csv", rows)
     with pytest.raises(
         DataError,
-        match=r"labels\.csv', line 4: expected dx 0 to 1 \(or in all rows a name: benign, malignant\), got '2'",
+        match=r"labels\.csv', line 4: expected dx .*'2'",
     ):
         made_up.prepare(tmp_path / "s", tmp_path / "x")
     with pytest.raises(TypeError, match="crop"):
         made_up.prepare(tmp_path / "s", tmp_path / "x", crop=3)
     write_rows(tmp_path / "s/tables/visits.csv", [*visits, "m07.png,v9"])
     write_rows(tmp_path / "s/labels.csv", [*rows[:3], *rows[4:]])
-    with pytest.raises(DataError, match=r"visits\.csv', line 42: 'm07\.png' is of 'v9', and of 'v3' before"):
+    with pytest.raises(DataError, match=r"line 42: 'm07\.png' is of 'v9', .*'v3'"):
         made_up.prepare(tmp_path / "s", tmp_path / "x")
 
 

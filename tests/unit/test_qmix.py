@@ -113,19 +113,19 @@ def test_constants_of_the_specification():
     ("call", "message"),
     [
         (lambda: label_entropy([0, 0]), "at least one image"),
-        (lambda: label_entropy([1, -1]), "count of class 1 must be finite and >= 0, got -1"),
+        (lambda: label_entropy([1, -1]), "^count of class 1.* got -1$"),
         (lambda: reward(80.0, 0.95), r"accuracy must be in \[0, 1\], got 80.0"),
         (lambda: reward(0.8, 95.0), r"zeta must be in \[0, 1\], got 95.0"),
         (lambda: reward(NAN), "accuracy must be"),
-        (lambda: global_accuracy({"A": 80.0}), r"accuracy of site 'A' must be in \[0, 1\], got 80.0"),
+        (lambda: global_accuracy({"A": 80.0}), "^accuracy of site 'A'.* got 80.0$"),
         (lambda: global_accuracy({"A": 0.5}, {}), "site 'A' has an accuracy and no number"),
         (lambda: global_accuracy({"A": 0.5}, {"A": -1}), "number of validation images of site 'A'"),
-        (lambda: observation(0.3, 0.5, 0.5, 1.0, num_classes=2), r"entropy must be in \[-log 2, 0\], got 0.3"),
+        (lambda: observation(0.3, 0.5, 0.5, 1.0, num_classes=2), "^entropy.* got 0.3$"),
         (lambda: observation(-0.9, 0.5, 0.5, 1.0, num_classes=2), "entropy must be"),
         (lambda: observation(0.0, 50, 0.5, 1.0, num_classes=2), "share must be"),
         (lambda: observation(0.0, 0.5, 50, 1.0, num_classes=2), "accuracy must be"),
         (lambda: observation(0.0, 0.5, 0.5, -1.0, num_classes=2), "loss must be finite and >= 0, got -1.0"),
-        (lambda: observation(0.0, 0.5, 0.5, 1.0, num_classes=0), "num_classes must be an integer >= 1, got 0"),
+        (lambda: observation(0.0, 0.5, 0.5, 1.0, num_classes=0), "^num_classes.* got 0$"),
     ],
 )
 def test_bad_values(call, message):
@@ -275,7 +275,7 @@ def test_the_memory_forgets_the_oldest(monkeypatch):
     learnt = [agents.observe(step, float(r), step) for r in range(6)]
     assert agents.state_dict()["replay"]["reward"].tolist() == [2.0, 3.0, 4.0, 5.0]
     assert [loss is None for loss in learnt] == [True] * 3 + [False] * 3
-    with pytest.raises(ValueError, match=r"warmup must be an integer in \[1, 4\], got 5"):
+    with pytest.raises(ValueError, match=r"^warmup.* got 5$"):
         QMix("A", warmup=5)  # could never learn
 
 
@@ -518,18 +518,18 @@ def test_who_loads_a_state_does_not_change_it():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"agents": ()}, "agents must be one or more different names"),
+        ({"agents": ()}, "agents must be one or more different"),
         ({"agents": ["A", "A"]}, "agents must be"),
-        ({"actions": ()}, "number of actions must be an integer >= 1, got 0"),
-        ({"actions": (0.1, NAN)}, r"actions\[1\] must be a finite number, got nan"),
+        ({"actions": ()}, "^number of actions.* got 0$"),
+        ({"actions": (0.1, NAN)}, r"^actions\[1\].* got nan$"),
         ({"gamma": 1.5}, r"gamma must be in \[0, 1\], got 1.5"),
         ({"lr": 0.0}, "lr must be finite and > 0, got 0.0"),
         ({"lr": "fast"}, "lr must be finite and > 0, got 'fast'"),
         ({"hidden": 0}, "hidden must be an integer >= 1, got 0"),
-        ({"warmup": 1001}, r"warmup must be an integer in \[1, 1000\], got 1001"),
+        ({"warmup": 1001}, "^warmup.* got 1001$"),
         ({"updates": 0}, "updates must be an integer >= 1"),
-        ({"eps_steps": 2.5}, "eps_steps must be an integer >= 0, got 2.5"),
-        ({"mixer": "mean"}, "mixer must be one of 'qmix', 'vdn', got 'mean'"),
+        ({"eps_steps": 2.5}, "^eps_steps.* got 2.5$"),
+        ({"mixer": "mean"}, "^mixer.* got 'mean'$"),
         ({"seed": -1}, "seed must be an integer >= 0, got -1"),
     ],
 )
@@ -542,9 +542,9 @@ def test_bad_rounds():
     agents = QMix(SITES, **SMALL)
     before = agents.state_dict()
     for arguments, message in [
-        (({"D": (0.0,) * 4},), "unknown agent 'D'; the agents are fixed at the start"),
-        (({"A": (0.0,) * 3},), "observation of agent 'A' must be 4 numbers"),
-        (({"A": (0.0, 0.0, 0.0, NAN)},), "observation of agent 'A' must be a finite number, got nan"),
+        (({"D": (0.0,) * 4},), "unknown agent 'D'"),
+        (({"A": (0.0,) * 3},), "observation of agent 'A' must be 4"),
+        (({"A": (0.0, 0.0, 0.0, NAN)},), "^observation of agent 'A'.* got nan$"),
     ]:
         with pytest.raises(ValueError, match=message):
             agents.act(*arguments)
@@ -555,5 +555,5 @@ def test_bad_rounds():
     step = agents.act(seen(0))
     with pytest.raises(ValueError, match="reward must be a finite number, got inf"):
         agents.observe(step, math.inf, step)
-    with pytest.raises(ValueError, match="may be None only at the end of an episode"):
+    with pytest.raises(ValueError, match="may be None only at the end"):
         agents.observe(step, 0.0, None)

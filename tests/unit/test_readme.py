@@ -68,7 +68,7 @@ def test_refresh_writes_what_differs_and_removes_what_is_left_over(
 
 def test_what_other_packages_bring_is_not_written(tool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tool, "plugin_of", lambda method: "theirs" if method.name == "afl" else None)
-    with pytest.raises(ValueError, match="these methods are of other packages, and would be written too: afl"):
+    with pytest.raises(ValueError, match=r"methods are of other packages, .*: afl"):
         tool.contents()
 
 

@@ -48,7 +48,7 @@ def test_runs_that_leave_sites_out_are_no_seeds(tmp_path: Path) -> None:
         place.mkdir(parents=True)
         (place / "results.json").write_text("{}")
         Unseen(site=site).write(place)
-    with pytest.raises(ValueError, match=r"only runs that each leave a site out|cannot be read"):
+    with pytest.raises(ValueError, match=r"cannot be read: .*no schema_version"):
         read_material(tmp_path)
 
 

@@ -173,16 +173,16 @@ def test_refusals(store):
     with pytest.raises(ValueError, match="was not started"):
         store.finish("completed")
     store.start(INFO)
-    with pytest.raises(ValueError, match="status must be one of 'completed', 'failed', got 'done'"):
+    with pytest.raises(ValueError, match=r"^status.* got 'done'$"):
         store.finish("done")
     store.add_round(record(1))
     for number in (0, 1):
-        with pytest.raises(ValueError, match=f"the next current_round must be an integer >= 2, got {number}"):
+        with pytest.raises(ValueError, match=rf"the next current_round.* got {number}"):
             store.add_round(record(number))
-    with pytest.raises(TypeError, match=r"round holds <object object .*> of type object"):
+    with pytest.raises(TypeError, match=r"round holds <object .*of type object"):
         store.add_round(record(2, reports={"A": {"x": [1, object()]}}))
     assert len(read_document(store.folder)["rounds"]) == 1
-    with pytest.raises(TypeError, match=r"info holds <function finished .*> of type function"):
+    with pytest.raises(TypeError, match=r"info holds <function .*of type function"):
         store.start({"f": finished})
 
 
@@ -371,10 +371,10 @@ def test_events_of_several_threads_stay_whole(store):
     ("content", "message"),
     [
         ("{", "not a results file"),
-        ("[]", "not a results file: it has no schema_version"),
+        ("[]", "not a results file: .*schema_version"),
         ('{"schema_version": 1, "status": "running"}', "schema version 1, this FairFlare reads 2"),
         ('{"schema_version": 2, "status": "running", "n": 18446744073709551616}', "a whole number of 20 digits"),
-        ('{"schema_version": 2, "status": "odd"}', "status must be one of 'running', 'completed', 'failed', got 'odd'"),
+        ('{"schema_version": 2, "status": "odd"}', "status.* got 'odd'$"),
     ],
 )
 def test_unreadable_results(tmp_path, content, message):
@@ -389,9 +389,9 @@ def test_unreadable_results(tmp_path, content, message):
     [
         (("rounds",), 7, "rounds is no list"),
         (("rounds", 0), None, r"rounds\[0\] is no object"),
-        (("rounds", 0, "current_round"), True, r"rounds\[0\]\.current_round is no whole number"),
-        (("rounds", 0, "phases", 0, "seconds"), "1", r"rounds\[0\]\.phases\[0\]\.seconds is no number"),
-        (("rounds", 0, "layers", "conv", "A", "weight"), "x", r"rounds\[0\]\.layers\.conv\.A\.weight is no number"),
+        (("rounds", 0, "current_round"), True, r"rounds\[0\]\.current_round is no whole"),
+        (("rounds", 0, "phases", 0, "seconds"), "1", r"rounds\[0\]\.phases\[0\]\.seconds is no"),
+        (("rounds", 0, "layers", "conv", "A", "weight"), "x", r"rounds\[0\]\.layers\.conv\.A\.weight is"),
         (("info", "sites"), "A", r"info\.sites is no list"),
         (("cells", 0), [1], r"cells\[0\] "),
         (("cells", 0, "value"), "x", r"cells\[0\]\.value is no number"),
@@ -553,9 +553,7 @@ def test_compare_names_what_cannot_be_compared(tmp_path):
     runs = [finished(tmp_path / "1"), finished(tmp_path / "2", method="fed_avg")]
     runs[1].cells = [Cell("accuracy", "A", value=0.5)]
     del runs[1].columns
-    with pytest.raises(
-        ValueError, match=r"the run 'fed_avg', begun .*, seed 3 has no test .* 'dice'; it has accuracy\."
-    ):
+    with pytest.raises(ValueError, match=r"'fed_avg', .*, seed 3 has .* 'dice'; it"):
         compare(runs)
 
 
@@ -589,5 +587,5 @@ def test_compare_leaves_out_incomplete_runs_and_says_so(tmp_path):
         compare(runs[1:])
     with pytest.raises(ValueError, match="no test results for metric 'auc'"):
         compare(runs, metric="auc")
-    with pytest.raises(ValueError, match="style must be one of 'text', 'markdown', 'csv', got 'html'"):
+    with pytest.raises(ValueError, match=r"^style.* got 'html'$"):
         compare(runs, style="html")  # type: ignore[arg-type]

@@ -162,7 +162,7 @@ def test_an_expression_that_is_refused(text: str, message: str) -> None:
     ("target", "message"),
     [
         ({"_target_": "os.system", "command": "x"}, "not on the list"),
-        ({"_target_": "UNett"}, r"'UNett' is not on .* take one that is \(docs/bundles.md\), such as 'UNet', or"),
+        ({"_target_": "UNett"}, "'UNett' is not on .*docs/bundles.md"),
         ({"_target_": "builtins.eval"}, "not on the list"),
         ({"_target_": "monai.transforms.io.dictionary.LoadImaged.__init__"}, "not on the list"),
         ({"_target_": "monai.transforms.DataStatsd", "keys": "image"}, "not on the list"),
@@ -174,7 +174,7 @@ def test_an_expression_that_is_refused(text: str, message: str) -> None:
         ({"_target_": "LoadImaged", "keys": "image", "mmap_mode": "w+"}, "'mmap_mode' of a LoadImaged is no arg"),
         ({"_target_": "Spacingd", "keys": "image", "pixdim": [1e-5, 1e-5, 1e-5]}, "too large for an image"),
         ({"_target_": "GridSplitd", "keys": "image", "grid": [9999, 99999]}, "too large for an image"),
-        ({"_target_": "EfficientNetBN", "model_name": "efficientnet-b0"}, "'pretrained' of a EfficientNetBN may load"),
+        ({"_target_": "EfficientNetBN", "model_name": "efficientnet-b0"}, "'pretrained' of a EfficientNetBN"),
         ({"_target_": "DenseNet121", "spatial_dims": 2, "in_channels": 1, "out_channels": 2, "pretrained": 1}, "may"),
         ({"_target_": "HoVerNet", "pretrained_url": "https://x"}, "'pretrained_url' of a HoVerNet may load"),
         ({"_target_": "TorchVisiond", "keys": "image", "name": "Lambda"}, "'name' of a TorchVisiond may load"),
@@ -186,7 +186,7 @@ def test_an_expression_that_is_refused(text: str, message: str) -> None:
         ({"_target_": "Flipd", "keys": "image", "_disabled_": False}, "'_disabled_' of a Flipd is no argument"),
         ({**HERE["net_def"], "out_channels": 10**9}, "too large"),
         ({"_target_": "BorderPadd", "keys": "image", "spatial_border": 10**6}, "too large for an image"),
-        ({"_target_": "AsDiscreted", "keys": "pred", "to_onehot": 10**7}, "'to_onehot' of .*too large.* got 10000000"),
+        ({"_target_": "AsDiscreted", "keys": "pred", "to_onehot": 10**7}, "'to_onehot' of .*got 10000000"),
         ({"_target_": "Resized", "keys": "image", "spatial_size": [2**14, 2**14, 2**14]}, "too large for an image"),
         ({**HERE["net_def"], "channels": [9999, 9999]}, "too large to be made"),
         ({"_target_": "DenseNet", "spatial_dims": 2, "in_channels": 1, "out_channels": 2, "block_config": [999]}, "t"),
@@ -216,20 +216,18 @@ def test_macros_of_macros_and_other_files(tmp_path: Path) -> None:
     assert read(a="%b", b=["%n"], n=3).make("a") == [3]
     assert read(a="%b", b={"x": "%c::y"}, c={"y": ["@n"]}, n=3).make("a::x::0") == 3
     for circle in ({"a": "%a"}, {"a": "%b", "b": "%a"}, {"a": "%b::x", "b": {"x": "%a"}}):
-        with pytest.raises(BundleError, match=r"key 'a' cannot be made: .*refers to itself|key 'a' .*lacking: 'x'"):
+        with pytest.raises(BundleError, match=r"key 'a' .*'a' refers to itself"):
             read(**circle).make("a")
-    with pytest.raises(
-        BundleError, match=r"key 'a' cannot be made: 'a' leads to .*lacking: '/etc/x.json'.*correct the"
-    ):
+    with pytest.raises(BundleError, match=r"key 'a' .*: '/etc/x.json'.*correct"):
         read(a="%/etc/x.json#a").make("a")
-    with pytest.raises(BundleError, match=r"key 'a' cannot be made: 'a' leads to .*lacking: 'nowhere'"):
+    with pytest.raises(BundleError, match=r"key 'a' .*lacking: 'nowhere'"):
         read(a="%nowhere").make("a")
     with pytest.raises(BundleError, match="more than 20000 values"):
         read(m=[[0] * 200] * 100).make("m")
-    with pytest.raises(BundleError, match=r"'m0' cannot be made.* more than 20000 values"):
+    with pytest.raises(BundleError, match=r"'m0' cannot be made.*20000"):
         read(**{f"m{i}": [f"%m{i + 1}"] * 10 for i in range(9)}, m9=1).make("m0")
     for macro in ("%inferer", "%/etc/passwd"):  # of a part that a bundle may lack, so that it could be overlooked
-        with pytest.raises(BundleError, match="key 'validate#evaluator#inferer' cannot be made"):
+        with pytest.raises(BundleError, match="'validate#evaluator#inferer' cannot be"):
             BundleParts(read(validate={"evaluator": {"inferer": macro}}, inferer="%inferer")).make("validate_inferer")
     copies = read(a=["%net_def", "%net_def", "@net_def"], **HERE).make("a")
     assert len({*map(id, copies)}) == 3  # each macro is an object of its own
@@ -255,7 +253,7 @@ def test_brackets_within_brackets_are_refused_before_a_reader_meets_them(
 def test_a_function_that_gives_a_path_to_load_is_refused(tmp_path: Path) -> None:
     for text in ("$lambda x: 'other'", "$lambda x: x + 'y'", "$lambda x: [x]"):
         made = Sealed({"x": {"_target_": "Lambdad", "keys": "image", "func": text}}).make("x")
-        with pytest.raises((RuntimeError, Refused), match=r"applying transform|which is no array and no number"):
+        with pytest.raises(Refused, match="which is no array"):
             made({"image": "a"})
 
 
@@ -279,9 +277,9 @@ def test_a_site_narrows_and_extends_the_list(tmp_path: Path) -> None:
     task = MonaiBundleTask(**sealed_settings(write_bundle(tmp_path / "b"), ["train"]))
     own = write_volumes(tmp_path / "site")
     task.open_site("site-1", own)
-    with pytest.raises(DataError, match=r"site 'site-1': .*key 'loss'.*'DiceCELoss' is not on the list"):
+    with pytest.raises(DataError, match=r"site-1': .*key 'loss'.*'DiceCELoss' is not"):
         task.open_site("site-1", {**own, "bundle_classes": ["default", "-monai.losses.DiceCELoss"]})
-    with pytest.raises(DataError, match=r"key 'bundle_classes' in the site file is not usable|bundle_classes"):
+    with pytest.raises(DataError, match=r"'site-1': bundle_classes.* got 'all'"):
         task.open_site("site-1", {**own, "bundle_classes": "all"})
     task.heed({"bundle_classes": ["monai.networks.nets.VNet"]})
     with pytest.raises(BundleError, match="UNet' is not on the list"):
@@ -310,7 +308,7 @@ def test_a_job_without_custom_code_carries_the_configuration(tmp_path: Path) -> 
     (folder / "scripts").mkdir()
     (folder / "scripts" / "net.py").write_text("raise SystemError")
     write_bundle(folder, config)
-    with pytest.raises(BundleError, match=r"key 'network_def' cannot be made: .*'scripts.net.Net' is not on the list"):
+    with pytest.raises(BundleError, match=r"key 'network_def' .*'scripts.net.Net' is"):
         FairRecipe("fed_avg", monai_bundle=folder, sites=2, packaging="preinstalled")
     assert Bundle(folder).own_code() == ["network_def#_target_"]
 
@@ -488,7 +486,7 @@ def test_accuracy_is_the_mean_over_images(tmp_path: Path) -> None:
     assert metric.name == "accuracy"
     assert scores.mean() == pytest.approx(float((found == truth).mean()), rel=1e-6)
     assert metric.declared()[0].higher_is_better is True
-    with pytest.raises(BundleError, match=r"prediction \(1, 2, 5\) and label \(1, 5\) differ in size"):
+    with pytest.raises(BundleError, match=r"\(1, 2, 5\) and label \(1, 5\) differ"):
         metric.measure_image({"pred": items[0]["pred"], "label": items[0]["label"][0]}, "label")
 
 
@@ -528,14 +526,14 @@ def test_a_metric_of_sums(
 
 
 def test_a_metric_of_another_kind_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match=r"is 'ROCAUC', which is not one of .* MeanSquaredError; name another"):
+    with pytest.raises(BundleError, match=r"is 'ROCAUC', .*MeanSquaredError; name"):
         with_metric(tmp_path, {"_target_": "ROCAUC"})
 
 
 def test_an_argument_of_the_metric_that_is_no_number(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match=r"'include_background', which is not read .* true, false or a whole number"):
+    with pytest.raises(BundleError, match=r"'include_background', .*true, false or"):
         with_metric(tmp_path, {"_target_": "MeanDice", "include_background": ["$lambda x: x"]})
-    with pytest.raises(BundleError, match=r"'num_classes', which is not read .* a whole number up to 512"):
+    with pytest.raises(BundleError, match=r"'num_classes', .*a whole number up to 512"):
         with_metric(tmp_path, {"_target_": "MeanDice", "num_classes": 10**9})
 
 
@@ -548,10 +546,10 @@ def test_a_text_of_a_job_that_is_none() -> None:
 def test_a_number_too_long_to_be_printed_is_refused_by_key(tmp_path: Path) -> None:
     text = sealed_settings(write_bundle(tmp_path / "b"), ["train"])["bundle_text"]
     task = MonaiBundleTask(bundle_text=text.replace("$@network.parameters()", f"0x{'f' * 9000}"))
-    with pytest.raises(BundleError, match="key 'optimizer' must be of all the network's parameters"):
+    with pytest.raises(BundleError, match="key 'optimizer' must be of all"):
         task.training_settings()
 
 
 def test_a_detectors_metric_says_that_detection_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match=r"is 'IgniteCocoMetric', which is not one of .*; detection is not there"):
+    with pytest.raises(BundleError, match=r"'IgniteCocoMetric', .*detection is not"):
         with_metric(tmp_path, {"_target_": "scripts.evaluator.IgniteCocoMetric"})

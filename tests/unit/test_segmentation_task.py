@@ -195,7 +195,7 @@ def test_evaluation_leaves_everything_as_it_was() -> None:
         raise RuntimeError
     assert model.training
     assert not model.norm.training
-    with pytest.raises(ValueError, match="number of batches to evaluate on must be an integer >= 1, got 0"):
+    with pytest.raises(ValueError, match=r"number of batches to evaluate on.* got 0$"):
         task.evaluate(model, [], "cpu")
 
 
@@ -392,7 +392,7 @@ def test_grey_phantom_for_a_colour_task() -> None:
 
 def test_augmented_batches_need_a_seed() -> None:
     data = SegmentationTask(**SMALL).open_site("site-1", {"phantom_cases": 0.01})
-    with pytest.raises(ValueError, match="shuffle_seed of augmented batches must be an integer >= 0, got None"):
+    with pytest.raises(ValueError, match=r"shuffle_seed .*must .*got None"):
         data.batches("test", batch_size=2, augment=True)
 
 

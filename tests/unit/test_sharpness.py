@@ -450,7 +450,7 @@ def test_settings_out_of_range(value):
 def test_wrong_uses_of_the_optimizer():
     model = Quadratic()
     base = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(TypeError, match="must return the loss, one number, got NoneType"):
+    with pytest.raises(TypeError, match="the loss, one number, got NoneType"):
         SAM(base, rho=0.1).step(lambda: None)
     with pytest.raises(TypeError, match=r"got shape \(2,\)"):
         SAM(base, rho=0.1).step(lambda: torch.zeros(2))
@@ -678,9 +678,9 @@ def test_wrong_uses_of_the_probe():
         sharpness(model, CE, iter(make_batches([4])), 0.1)
     with pytest.raises(ValueError, match="no sample"):
         sharpness(model, CE, [], 0.1)
-    with pytest.raises(ValueError, match="12 samples in the first pass and 8 in the second"):
+    with pytest.raises(ValueError, match=r"12 samples .* and 8 in the second"):
         sharpness(model, CE, Shrinking(), 0.1)
-    with pytest.raises(ValueError, match=r"must return 4 losses, shape \(4,\), or their mean, got \(4, 3\)"):
+    with pytest.raises(ValueError, match=r"must return 4 losses, .*got \(4, 3\)"):
         sharpness(model, lambda z, y: z, make_batches([4]), 0.1)
     with pytest.raises(ValueError, match="must hold a tensor"):
         sharpness(nn.Identity(), lambda z, y: y, [("image.png", torch.zeros(1))], 0.1)
@@ -701,10 +701,10 @@ def test_the_search_distance_grows_to_its_maximum(num_rounds, rho_max, tau):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((-1, 300, 0.1, 0.5), r"current_round must be an integer in \[0, 300\), got -1"),
-        ((300, 300, 0.1, 0.5), r"current_round must be an integer in \[0, 300\), got 300"),
-        ((0, 0, 0.1, 0.5), "num_rounds must be an integer >= 1, got 0"),
-        ((0, 300, -0.1, 0.5), "rho_max must be finite and >= 0, got -0.1"),
+        ((-1, 300, 0.1, 0.5), "^current_round.* got -1$"),
+        ((300, 300, 0.1, 0.5), "^current_round.* got 300$"),
+        ((0, 0, 0.1, 0.5), "^num_rounds.* got 0$"),
+        ((0, 300, -0.1, 0.5), "^rho_max.* got -0.1$"),
         ((0, 300, math.nan, 0.5), "rho_max must be finite and >= 0, got nan"),
         ((0, 300, 0.1, 0.0), "tau must be finite and > 0, got 0.0"),
         ((0, 300, 0.1, math.inf), "tau must be finite and > 0, got inf"),

@@ -289,11 +289,11 @@ def test_degenerate_matrices() -> None:
     assert math.isnan(linear_cka(x * np.inf, x))
     assert linear_cka(x[:2], x[:2] * 3) == pytest.approx(1)
     assert linear_cka(x * 1e200, x) == pytest.approx(1)
-    with pytest.raises(ValueError, match=r"number of samples \(unbiased\) must be an integer >= 4, got 3"):
+    with pytest.raises(ValueError, match=r"^number of samples \(unbiased\).* got 3$"):
         linear_cka(x[:3], x[:3], "unbiased")
     with pytest.raises(ValueError, match="same number of rows, got 5 and 4"):
         linear_cka(x, x[:4])
-    with pytest.raises(ValueError, match="estimator must be one of 'biased', 'unbiased', got 'exact'"):
+    with pytest.raises(ValueError, match=r"^estimator.* got 'exact'$"):
         linear_cka(x, x, "exact")
     with pytest.raises(ValueError, match="y must be a matrix"):
         linear_cka(x, x[0])
@@ -743,7 +743,7 @@ def test_small_batches_join_the_one_before(estimator: str, sizes: list[int], vec
 def test_few_images(estimator: str, vectors: Tensor) -> None:
     a, b = mlp(seed=0), mlp(seed=1)
     for batches in ([], [vectors[:0]]):
-        with pytest.raises(ValueError, match="the batches hold no image; nothing can be compared"):
+        with pytest.raises(ValueError, match="the batches hold no image"):
             layerwise_cka(a, b, batches, estimator=estimator)
     result = layerwise_cka(a, b, [vectors[:1]], estimator=estimator)
     assert list(result) == ["0", "2"]
@@ -850,10 +850,10 @@ def test_layers_that_cannot_be_compared(function: Any, vectors: Tensor, caplog: 
         assert len(caplog.records) == 2  # one for each call
         for part in ("'layers.1': its output holds no tensor", "1 times in model_a"):
             assert part in caplog.messages[0]
-    only = r"no layer can be compared: layer 'layers.1': its output holds no tensor"
+    only = "'layers.1': its output holds no tensor"
     with pytest.raises(ValueError, match=only):
         function(a, b, [vectors], layers=["layers.1"])
-    with pytest.raises(ValueError, match="no layer can be compared: layer 'unreached': called for 0 of 12 images"):
+    with pytest.raises(ValueError, match="layer 'unreached': called for 0 of 12"):
         function(odd(0), odd(1), [vectors], layers=["unreached"])
 
 
@@ -1478,7 +1478,7 @@ class Fold(nn.Linear):
 def test_errors_name_the_layer(function: Callable[..., Any], vectors: Tensor) -> None:
     a = mlp()
     wide = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 4))
-    with pytest.raises(ValueError, match=r"layer '2': features of model_a have shape \(1, 3\)"):
+    with pytest.raises(ValueError, match=r"layer '2': .* model_a .*\(1, 3\)"):
         function(a, wide, [vectors])
     with pytest.raises(ValueError, match="layer '3' is not in model_b"):
         function(nn.Sequential(*a, nn.Linear(3, 3)), a, [vectors])
@@ -1486,7 +1486,7 @@ def test_errors_name_the_layer(function: Callable[..., Any], vectors: Tensor) ->
         function(a, nn.Sequential(*a, nn.Linear(3, 3)), [vectors])
     with pytest.raises(ValueError, match="layer 'nowhere' is not in model_a"):
         function(a, a, [vectors], layers=["0", "nowhere"])
-    with pytest.raises(ValueError, match=r"layer '0': the 1 images are no dimension .* shape \(7,\)"):
+    with pytest.raises(ValueError, match=r"layer '0': the 1 images .*\(7,\)"):
         function(nn.Sequential(Fold(5, 7)), nn.Sequential(Fold(5, 7)), [vectors])
     with pytest.raises(TypeError, match="tensors of images, got tuple"):
         function(a, a, [(vectors, vectors)])
@@ -1499,7 +1499,7 @@ def test_other_errors(vectors: Tensor, images: Tensor) -> None:
     with pytest.raises(ValueError, match="memory must be finite and >= 0, got -1"):
         layerwise_cka(a, a, [vectors], memory=-1)
     conv = nn.Sequential(nn.Conv2d(1, 2, 3))
-    with pytest.raises(ValueError, match=r"layer '0': .* all images must have the same size"):
+    with pytest.raises(ValueError, match=r"layer '0': .*the same size"):
         layerwise_cka(conv, conv, [images[:3], images[:3, :, :40]])
 
 

@@ -242,7 +242,7 @@ def test_what_cannot_be_used_is_counted_and_said(tmp_path: Path) -> None:
 
 
 def test_a_figure_that_nobody_declared_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'a' sent figures that are negative, or not declared.*'weight'"):
+    with pytest.raises(ValueError, match=r"'a' sent figures .*'weight'"):
         document_of({"a": ({"weight": 3}, {})})
     with pytest.raises(ValueError, match="greater than or equal to 0"):
         Histogram(records=-3, bins=[])

@@ -300,7 +300,7 @@ def test_a_later_round_needs_the_neurons():
     states, received = models(3)
     once = SelfOrganizingMap()
     once.step(states, received)
-    with pytest.raises(ValueError, match="needs `kept`: pass the neurons that `keep` stored in round 0"):
+    with pytest.raises(ValueError, match="needs `kept`: pass the neurons"):
         once.step(states, received)
 
 
@@ -476,17 +476,17 @@ def test_bad_rounds():
         (({"A": {}}, received), "site 'A': tensor 'conv.weight' is missing"),
         (({"A": {"w": torch.tensor([1])}}, {"w": torch.tensor([1])}), "no floating tensor"),
         (({"A": {"w": torch.tensor([1])}}, {"w": torch.tensor([1.0])}), "site 'A': tensor 'w' is torch.int64"),
-        (({"A": {"w": torch.ones(2)}}, {"w": torch.ones(3)}), r"of shape \(2,\), the received model has .* \(3,\)"),
+        (({"A": {"w": torch.ones(2)}}, {"w": torch.ones(3)}), r"\(2,\), the received model .*\(3,\)"),
     ]:
         with pytest.raises(ValueError, match=message):
             map_.step(*arguments)
     for kept, message in [
-        ({}, r"'kept' has no neurons for tensor 'conv\.weight'"),
+        ({}, r"'kept' .*no neurons .*'conv\.weight'"),
         (
             {"conv.weight": torch.zeros(2, 6, 5)},
-            r"kept neurons of tensor 'conv.weight' must have shape .25, 6, 5., got .2",
+            "'conv.weight' must .*25, 6, 5., got .2",
         ),
-        ({"conv.weight": torch.full((25, 6, 5), math.inf)}, "kept neurons of tensor 'conv.weight' are not finite"),
+        ({"conv.weight": torch.full((25, 6, 5), math.inf)}, "'conv.weight' are not finite"),
     ]:
         with pytest.raises(ValueError, match=message):
             map_.step(states, received, kept=kept)
@@ -502,13 +502,13 @@ def test_bad_settings(options, message):
 def test_bad_weights():
     for arguments, message in [
         (({}, {}), "no site"),
-        (({"A": [1.0]}, {"B": 1.0}), "distances and similarities must have the same sites; only in distances: 'A'"),
+        (({"A": [1.0]}, {"B": 1.0}), "same sites; only in distances: 'A'"),
         (
             ({"A": [1.0], "B": [1.0, 2.0]}, {"A": 1.0, "B": 1.0}),
-            r"squared distances of site 'B' must have shape \(1,\), got \(2,\)",
+            r"distances of site 'B' must .*got \(2,\)",
         ),
-        (({"A": [math.nan]}, {"A": 1.0}), "squared distance of site 'A' must be finite and >= 0, got nan"),
-        (({"A": [-1.0]}, {"A": 1.0}), "squared distance of site 'A' must be finite and >= 0, got -1.0"),
+        (({"A": [math.nan]}, {"A": 1.0}), "squared distance of site 'A'.* got nan$"),
+        (({"A": [-1.0]}, {"A": 1.0}), "squared distance of site 'A'.* got -1.0$"),
         (({"A": [1.0]}, {"A": -1.0}), "similarity of site 'A'"),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -108,7 +108,7 @@ def test_sites_are_sorted_and_can_be_removed(staging):
 
 def test_opening_what_is_not_there(staging):
     staging.put("A", {"w": torch.ones(1)})
-    with pytest.raises(ValueError, match=r"site 'B' is not staged; staged are \['A'\]"):
+    with pytest.raises(ValueError, match=r"site 'B' is not staged; .*'A'"):
         staging.open("B")
     with pytest.raises(KeyError, match="x"):
         staging.open("A")["x"]
@@ -119,7 +119,7 @@ def test_a_second_put_replaces_the_first(staging):
     old = staging.open("A")
     staging.put("A", {"v": torch.ones(4)})
     assert_same(staging.open("A"), {"v": torch.ones(4)})
-    with pytest.raises(ValueError, match="site 'A' was replaced while it was being read"):
+    with pytest.raises(ValueError, match="site 'A' was replaced while"):
         old["w"]
 
 
@@ -131,7 +131,7 @@ def test_a_failed_put_leaves_the_old_state_and_no_rest(staging, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(module, "write_tensors", half_written)
-    with pytest.raises(OSError, match=r"the model of site 'A' cannot be written to .*No space left"):
+    with pytest.raises(OSError, match=r"model of site 'A' cannot .*No space left"):
         staging.put("A", {"w": torch.ones(3)})
     assert [path.name for path in staging.folder.iterdir()] == ["A.safetensors"]
     assert staging.open("A")["w"].tolist() == [0, 0, 0]
@@ -141,8 +141,8 @@ def test_a_failed_put_leaves_the_old_state_and_no_rest(staging, monkeypatch):
     ("state", "error", "message"),
     [
         ({"w": [1.0]}, TypeError, "site 'A': 'w' must be a tensor, got list"),
-        ({"w": torch.ones(2).to_sparse()}, TypeError, "site 'A': tensor 'w' must be dense, got torch.sparse_coo"),
-        ({"w": torch.ones(2) + 0j}, ValueError, r"site 'A': tensor 'w' has dtype torch\.complex64"),
+        ({"w": torch.ones(2).to_sparse()}, TypeError, "'A': tensor 'w' must be dense"),
+        ({"w": torch.ones(2) + 0j}, ValueError, "'A': tensor 'w' .*complex64"),
     ],
 )
 def test_what_cannot_be_staged(staging, state, error, message):
@@ -179,7 +179,7 @@ def test_a_file_cut_while_it_is_read(staging, monkeypatch):
     staged = staging.open("A")
     file = staging.folder / "A.safetensors"
     file.write_bytes(file.read_bytes()[:-4])
-    with pytest.raises(ValueError, match=r"staged model of site 'A' in .* ends early"):
+    with pytest.raises(ValueError, match=r"staged model of site 'A' .* ends early"):
         staged["w"]
 
 

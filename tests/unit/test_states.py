@@ -230,15 +230,13 @@ def test_layerwise_errors():
         layerwise_average(states, {}, {"w": "x"})
     with pytest.raises(ValueError, match="tensor 'w' has no owner layer"):
         layerwise_average(states, {"x": half}, {"v": "x"})
-    with pytest.raises(ValueError, match="tensor 'w' belongs to layer 'y', which has no weights"):
+    with pytest.raises(ValueError, match="tensor 'w' belongs to layer 'y'"):
         layerwise_average(states, {"x": half}, {"w": "y"})
     with pytest.raises(ValueError, match="weights of layer 'x' must sum to 1"):
         layerwise_average(states, {"x": {"A": 0.5, "B": 0.4}}, {"w": "x"})
-    with pytest.raises(ValueError, match="weight of layer 'x' of site 'B' must be finite and >= 0, got nan"):
+    with pytest.raises(ValueError, match=r"of layer 'x' of site 'B' must .*got nan"):
         layerwise_average(states, {"x": {"A": 0.5, "B": math.nan}}, {"w": "x"})
-    with pytest.raises(
-        ValueError, match=r"weights of layer 'y' and weights of layer 'x' must.*only in weights of layer 'x': 'B'"
-    ):
+    with pytest.raises(ValueError, match=r"layer 'y' and .* layer 'x' must.*: 'B'"):
         layerwise_average(states, {"x": half, "y": {"A": 1.0}}, {"w": "x"})
 
 
@@ -250,11 +248,11 @@ BASE = {"w": torch.ones(2), "n": torch.tensor(1)}
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"w": torch.ones(2)}, "site 'B': tensor 'n' is missing, site 'A' has it"),
-        (BASE | {"x": torch.ones(1)}, "site 'B': tensor 'x' is unexpected, site 'A' does not have it"),
-        (BASE | {"w": torch.ones(2, 1)}, r"site 'B': tensor 'w' has shape \(2, 1\), site 'A' has \(2,\)"),
-        (BASE | {"w": torch.ones(2).int()}, r"site 'B': tensor 'w' is torch.int32, site 'A' has torch.float32"),
-        (BASE | {"n": torch.tensor(1.0)}, r"site 'B': tensor 'n' is torch.float32, site 'A' has torch.int64"),
+        ({"w": torch.ones(2)}, "'B': tensor 'n' is missing, site 'A' has"),
+        (BASE | {"x": torch.ones(1)}, "'B': tensor 'x' is unexpected"),
+        (BASE | {"w": torch.ones(2, 1)}, r"'B': .*'w' .*\(2, 1\), site 'A' has \(2,\)"),
+        (BASE | {"w": torch.ones(2).int()}, "'B': tensor 'w' is torch.int32, .*float32"),
+        (BASE | {"n": torch.tensor(1.0)}, "'B': tensor 'n' is torch.float32, .*int64"),
         (BASE | {"w": torch.ones(2) + 0j}, "site 'B': tensor 'w' is torch.complex64"),
         (BASE | {"w": torch.tensor([1.0, math.nan])}, "site 'B': tensor 'w' is not finite"),
         (BASE | {"w": torch.tensor([1.0, -math.inf])}, "site 'B': tensor 'w' is not finite"),
@@ -271,7 +269,7 @@ def test_a_bad_first_site_is_the_one_that_is_named():
     states = {"A": {"w": torch.tensor([math.nan])}, "B": {"w": torch.ones(1)}}
     with pytest.raises(ValueError, match="site 'A': tensor 'w' is not finite"):
         weighted_average(states, {"A": 0.5, "B": 0.5})
-    with pytest.raises(ValueError, match=r"site 'A': tensor 'w' is torch.complex64, not a real number"):
+    with pytest.raises(ValueError, match=r"'A': tensor 'w' is .*complex64"):
         weighted_average({"A": {"w": torch.ones(1) + 0j}}, {"A": 1.0})
 
 
@@ -280,7 +278,7 @@ def test_large_finite_values_are_accepted():
     big = torch.full((4,), 3e38)
     assert torch.equal(weighted_average({"A": {"w": big}}, {"A": 1.0})["w"], big)
     check_state({"w": big}, {"w": big}, "A")
-    with pytest.raises(ValueError, match=r"the average of tensor 'w' does not fit torch.float32"):
+    with pytest.raises(ValueError, match=r"average of tensor 'w' .* torch.float32"):
         weighted_average({"A": {"w": torch.tensor([3.4028234e38])}}, {"A": 1 + 9e-7})
 
 
@@ -288,11 +286,9 @@ def test_weights_and_states_must_be_of_the_same_sites():
     def average(sites: str, weights: Mapping[str, float]) -> None:
         weighted_average(dict.fromkeys(sites, BASE), weights)
 
-    with pytest.raises(
-        ValueError, match="the states and the weights must have the same sites; only in the weights: 'B'"
-    ):
+    with pytest.raises(ValueError, match="same sites; only in the weights: 'B'"):
         average("A", {"A": 0.5, "B": 0.5})
-    with pytest.raises(ValueError, match="must have the same sites; only in the states: 'B'"):
+    with pytest.raises(ValueError, match="same sites; only in the states: 'B'"):
         average("AB", {"A": 1.0})
     with pytest.raises(ValueError, match="no site in the states to average"):
         average("", {"A": 1.0})
@@ -300,7 +296,7 @@ def test_weights_and_states_must_be_of_the_same_sites():
         average("A", {})
     with pytest.raises(ValueError, match=r"weights must sum to 1, got 1.1"):
         average("AB", {"A": 0.5, "B": 0.6})
-    with pytest.raises(ValueError, match=r"weight of site 'B' must be finite and >= 0, got -0.5"):
+    with pytest.raises(ValueError, match=r"^weight of site 'B'.* got -0.5$"):
         average("AB", {"A": 1.5, "B": -0.5})
 
 
@@ -344,11 +340,11 @@ def test_add_update_rounds_integers_that_a_filter_made_floats():
 @pytest.mark.parametrize(
     ("update", "message"),
     [
-        ({"w": torch.ones(2)}, "site 'A': tensor 'n' is missing, the global model has it"),
+        ({"w": torch.ones(2)}, "'A': tensor 'n' is missing, the global"),
         (BASE | {"x": torch.ones(1)}, "site 'A': tensor 'x' is unexpected"),
-        (BASE | {"w": torch.ones(1)}, r"site 'A': tensor 'w' has shape \(1,\), the global model has \(2,\)"),
-        (BASE | {"w": torch.ones(2).long()}, "site 'A': tensor 'w' is torch.int64, the global model has torch.float32"),
-        (BASE | {"w": torch.tensor([math.inf, 0])}, "site 'A': tensor 'w' is not finite after adding the update"),
+        (BASE | {"w": torch.ones(1)}, r"'A': tensor 'w' .*\(1,\), .* has \(2,\)"),
+        (BASE | {"w": torch.ones(2).long()}, "'A': tensor 'w' is torch.int64, .*float32"),
+        (BASE | {"w": torch.tensor([math.inf, 0])}, "'w' is not finite after adding"),
         (BASE | {"n": torch.tensor(math.nan)}, "site 'A': tensor 'n' is not finite"),
     ],
 )
@@ -359,11 +355,11 @@ def test_add_update_errors(update, message):
 
 def test_check_state():
     check_state(make_state(1), make_state(2), "A")
-    with pytest.raises(ValueError, match="site 'A': tensor 'n' is missing, the global model has it"):
+    with pytest.raises(ValueError, match="'A': tensor 'n' is missing, the global"):
         check_state({"w": torch.ones(2)}, BASE, "A")
-    with pytest.raises(ValueError, match=r"site 'A': tensor 'w' has shape \(3,\), the global model has \(2,\)"):
+    with pytest.raises(ValueError, match=r"'A': tensor 'w' .*\(3,\), .* has \(2,\)"):
         check_state(BASE | {"w": torch.ones(3)}, BASE, "A")
-    with pytest.raises(ValueError, match=r"site 'A': tensor 'n' is torch.float32, the global model has torch.int64"):
+    with pytest.raises(ValueError, match=r"'A': tensor 'n' is torch.float32, .*int64"):
         check_state(BASE | {"n": torch.tensor(1.0)}, BASE, "A")
     with pytest.raises(ValueError, match="site 'A': tensor 'w' is not finite"):
         check_state(BASE | {"w": torch.tensor([math.nan, 1])}, BASE, "A")

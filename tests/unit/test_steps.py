@@ -100,8 +100,8 @@ def test_a_step_beyond_the_type_is_cut_and_said(caplog: pytest.LogCaptureFixture
     ("move", "buffers", "message"),
     [
         (lambda change: {}, None, r"what move\(\) gives .* 'w'"),
-        (lambda change: {"w": torch.ones(1)}, None, r"what move\(\) gives of tensor 'w' has shape \(1,\)"),
-        (lambda change: {"w": change["w"] / 0}, None, r"what move\(\) gives of tensor 'w' is not finite"),
+        (lambda change: {"w": torch.ones(1)}, None, r"move\(\) gives .*'w' has shape \(1,\)"),
+        (lambda change: {"w": change["w"] / 0}, None, r"move\(\) gives .*'w' is not finite"),
         (lambda change: change, {"a": 0.5}, "weights must sum to 1"),
         (lambda change: change, {"b": 1.0}, "'b'"),
     ],

@@ -115,7 +115,7 @@ def test_a_slice_is_summed_with_the_weights_of_its_owners(net: Network) -> None:
 
 @pytest.mark.parametrize("slices", [[["w", 1, [None, {}]]], [["v", 0, [{}]]], [["b", 1, [{}]]]])
 def test_slices_of_another_model_are_refused(net: Network, slices: Any) -> None:
-    with pytest.raises(SumRefused, match=r"field 'slices' has \d of '[wvb]', its model .*; use one model"):
+    with pytest.raises(SumRefused, match=r"'slices' has \d of '[wvb]', .*use one"):
         net.sends(ask(slices=json.dumps(slices)), "a")
 
 
@@ -131,7 +131,7 @@ def test_weights_by_layer_are_those_of_the_average(net: Network) -> None:
     by_layer = {layer: {s: table[s][k] for s in SITES} for k, layer in enumerate(layout.layers)}
     for name, tensor in layerwise_average(net.updates, by_layer, owner, updates=True).items():
         assert torch.allclose(opened[name].float(), tensor, atol=1e-7, rtol=0)
-    with pytest.raises(SumRefused, match=r"site 'a': .*the table has 1 layers, its model 2"):
+    with pytest.raises(SumRefused, match=r"site 'a': .*has 1 layers, its model 2"):
         net.logs["a"].masked(ask(round=1, model=b"\x01" * 32), net.pairs["a"], layout, net.updates["a"])
 
 
@@ -150,9 +150,9 @@ def test_large_tensors_go_by_blocks(net: Network, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("odd", "why"),
     [
-        (torch.tensor([[0, 0, 0], [0, 0, torch.nan]]), "tensor 'w' is not finite; lower the learning rate"),
-        (torch.tensor([[0, 0, 0], [0, 0, -torch.inf]]), "tensor 'w' is not finite; lower the learning rate"),
-        (torch.zeros(3, 2), r"tensor 'w' is \(3, 2\), not \(2, 3\); use one model everywhere"),
+        (torch.tensor([[0, 0, 0], [0, 0, torch.nan]]), "tensor 'w' is not finite; lower"),
+        (torch.tensor([[0, 0, 0], [0, 0, -torch.inf]]), "tensor 'w' is not finite; lower"),
+        (torch.zeros(3, 2), r"'w' is \(3, 2\), not \(2, 3\); use one"),
     ],
 )
 def test_an_update_that_cannot_be_summed_stays(net: Network, odd: torch.Tensor, why: str) -> None:
@@ -169,7 +169,7 @@ def test_the_same_question_gets_the_same_bits(net: Network) -> None:
     assert torch.equal(net.sends(ask(), "a"), first)
     assert len(lines(net)) == 1
     net.updates["a"]["w"][0, 0] += 1e-6
-    with pytest.raises(SumRefused, match=r"its numbers are others than before; bring its kept update back"):
+    with pytest.raises(SumRefused, match="its numbers are others than before; bring"):
         net.sends(ask(), "a")
 
 
@@ -198,7 +198,7 @@ def test_two_open_sums_would_give_a_site_away(net: Network) -> None:
     lost = (opened["w"] - 0.9 * net.mean(new, "w")) / 0.1
     assert torch.allclose(lost.float(), net.updates["d"]["w"], atol=1e-6)
     for site in "abc":
-        with pytest.raises(SumRefused, match=r"attempt 0 is open already; ask it again, or with a higher"):
+        with pytest.raises(SumRefused, match="attempt 0 is open already; ask"):
             net.sends(new, site)
     assert torch.equal(net.sum_of(old)["w"], opened["w"])  # asked again, as after a lost reply
 
@@ -206,7 +206,7 @@ def test_two_open_sums_would_give_a_site_away(net: Network) -> None:
 def test_attempts_only_grow(net: Network) -> None:
     net.sends(ask(attempt=2), "a")
     for attempt in (1, 2):
-        with pytest.raises(SumRefused, match=r"attempt 2 was asked for already; ask it again, or with a higher number"):
+        with pytest.raises(SumRefused, match="attempt 2 was asked for already; ask"):
             net.sends(ask(EVEN, attempt=attempt), "a")
     net.sends(ask(EVEN, attempt=3), "a")
     with pytest.raises(SumRefused, match="attempt 3 was asked for already"):
@@ -217,16 +217,16 @@ def test_an_earlier_round_is_over(net: Network) -> None:
     net.sends(ask(), "a")
     net.sends(ask(round=1, model=b"\x01" * 32), "a")
     for refused in (net.sends, net.opens):
-        with pytest.raises(SumRefused, match=r"sum 'params' of round 0: round 1 has begun; an earlier one is over"):
+        with pytest.raises(SumRefused, match="'params' of round 0: round 1 has begun"):
             refused(ask(), "a")
 
 
 def test_a_release_needs_all_members_and_a_vector(net: Network) -> None:
-    with pytest.raises(SumRefused, match="it has sent no numbers for this question; ask for them first"):
+    with pytest.raises(SumRefused, match="no numbers for this question; ask"):
         net.opens(ask(), "a")
     net.sends(ask(), "a")
     for present in ("abc", "abcde", "abbd"):
-        with pytest.raises(SumRefused, match=r"present are \['a', .*\], not all of \['a', 'b', 'c', 'd'\]"):
+        with pytest.raises(SumRefused, match=r"present are .*\['a', 'b', 'c', 'd'\]"):
             net.opens(ask(), "a", present)
     assert [line["what"] for line in lines(net)] == ["sent"]
     net.opens(ask(), "a")
@@ -249,7 +249,7 @@ def test_exposure_counts_at_the_release_too(net: Network) -> None:
 def test_the_second_sum_has_the_members_of_the_first(tmp_path: Path) -> None:
     net = Network(tmp_path, "abcde")
     net.sum_of(ask([0.2] * 5, "anchor"))
-    with pytest.raises(SumRefused, match=r"another sum of these numbers is not of \['a', 'b', 'c', 'd'\]"):
+    with pytest.raises(SumRefused, match=r"is not of \['a', 'b', 'c', 'd'\]"):
         net.sends(ask(), "a")
     net.sends(ask(label="buffers", ring=BUFFERS), "a")  # of other numbers
     net.sends(ask(round=1, model=b"\x01" * 32), "a")
@@ -260,7 +260,7 @@ def test_a_resumed_round(tmp_path: Path) -> None:
     net = Network(tmp_path, "abc")
     first = net.sum_of(ask([0.4, 0.3, 0.3]))
     net.start(b"\x02" * 32)
-    with pytest.raises(SumRefused, match="summed with other members or weights in round 0"):
+    with pytest.raises(SumRefused, match="other members or weights in round 0"):
         net.sends(ask([0.3, 0.4, 0.3]), "a")
     again = net.sum_of(ask([0.4, 0.3, 0.3]))
     assert torch.equal(again["w"], first["w"])
@@ -282,10 +282,10 @@ def test_a_resumed_round_that_was_not_open_is_free(net: Network) -> None:
 
 def test_the_limits_are_the_sites_own(net: Network) -> None:
     net.logs["a"] = SumLog("a", net.root / "a", "e", Limits(max_weight=0.35))
-    with pytest.raises(SumRefused, match=r"the weight 0.4 in a layer, this site allows 0.35 \(secure_max_weight\)"):
+    with pytest.raises(SumRefused, match=r"weight 0.4 .*0.35 \(secure_max_weight\)"):
         net.sends(ask(), "a")
     net.logs["a"] = SumLog("a", net.root / "a", "e", Limits(max_exposure=0.7))
-    with pytest.raises(SumRefused, match=r"to 0.7303, this site allows 0.7 \(secure_max_exposure\)"):
+    with pytest.raises(SumRefused, match=r"0.7303, .* 0.7 \(secure_max_exposure\)"):
         net.sends(ask(), "a")
 
 
@@ -322,7 +322,7 @@ def test_a_line_that_a_crash_has_cut_is_left_out(net: Network) -> None:
 @pytest.mark.parametrize("damage", [b"x\n", b"[1]\n", b"{}\n", b'{"what": "sent"}\n', b"\xff\n"])
 def test_a_damaged_log_is_refused(net: Network, damage: bytes) -> None:
     (net.root / "a" / "sums.log").write_bytes(damage)
-    with pytest.raises(SumRefused, match=r"site 'a': secure sums: its log of sums \(sums.log\) is damaged"):
+    with pytest.raises(SumRefused, match=r"site 'a': .*\(sums.log\) is damaged"):
         net.sends(ask(), "a")
 
 
@@ -338,9 +338,7 @@ def test_a_log_that_is_gone_or_older_is_refused(net: Network) -> None:
         if content is not None:
             log.write_bytes(content)
         for does in (net.sends, net.opens):
-            with pytest.raises(
-                SumRefused, match=r"site 'a': .*\(sums.log\) is damaged, cut, older than sums.head or gone"
-            ):
+            with pytest.raises(SumRefused, match=r"site 'a': .*damaged, .*sums.head or gone"):
                 does(second, "a")
         log.write_bytes(whole)
         assert torch.equal(net.sends(first, "a"), net.sends(first, "a"))
@@ -358,7 +356,7 @@ def test_norms_are_summed_once_for_each_model_of_a_round(net: Network) -> None:
     fewer = [1 / 3] * 3
     with pytest.raises(SumRefused, match="attempt 0 is open already"):
         net.sends(ask(fewer, "norms", ring=BUFFERS, model=first.model, attempt=2), "a")
-    with pytest.raises(SumRefused, match="the same model was summed with other members or weights in round 0"):
+    with pytest.raises(SumRefused, match=r"the same model .* weights in round 0"):
         net.sends(ask(fewer, "norms", ring=BUFFERS, model=first.model, round=1), "a")
     net.updates["a"] = {name: tensor + 1 for name, tensor in LIKE.items()}
     with pytest.raises(SumRefused, match="its numbers are others than before"):
@@ -434,10 +432,10 @@ def test_the_sum_of_a_group_after_a_lost_round(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("parts", "question", "why"),
     [
-        (PARTS[::-1], of_group("a"), "not drawn from the members of a sum of this model"),
-        (PARTS, of_group("a", round=0), "are not drawn from the members of a sum of this model in an earlier round"),
-        (PARTS, of_group("a", model=b"\x07" * 32), "not drawn from the members of a sum of this model"),
-        (OTHER, of_group("a", OTHER), "not drawn from the members of a sum of this model"),
+        (PARTS[::-1], of_group("a"), "drawn from the members of a sum"),
+        (PARTS, of_group("a", round=0), "members of a sum .*in an earlier round"),
+        (PARTS, of_group("a", model=b"\x07" * 32), "drawn from the members of a sum"),
+        (OTHER, of_group("a", OTHER), "drawn from the members of a sum"),
         ([dict.fromkeys("abcdef", 1 / 6)], replace(ask([1 / 6] * 6), round=1), "not drawn from"),
         (PARTS, replace(of_group("a"), table=dict.fromkeys("abf", (1 / 3,))), r"its members are .*, its group is \["),
         (PARTS, replace(of_group("a"), table=dict.fromkeys(of_group("a").table, (0.4,))), "not those of its group"),
@@ -461,7 +459,7 @@ def test_groups_of_people_are_summed_over_all_sites_alone(tmp_path: Path) -> Non
     assert torch.allclose(difference.float(), net.updates["f"]["w"], atol=1e-5)
     for parts in (PARTS, [dict.fromkeys(SIX, 1.0)], [dict.fromkeys("abcde", 1.0)]):
         dealt(net, parts)
-        with pytest.raises(SumRefused, match="numbers by group are not summed in groups"):
+        with pytest.raises(SumRefused, match="numbers by group are not summed"):
             net.sends(fewer, "a")
 
 
@@ -490,7 +488,7 @@ def test_sums_of_two_partitions_would_give_single_sites_away(tmp_path: Path) -> 
         dealt(net, parts)
         for site in seven:
             question = of_group(site, parts or [dict.fromkeys(seven, 1 / 7)], round=2, model=b"\x05" * 32)
-            with pytest.raises(SumRefused, match="with fixed weights; others would show single sites"):
+            with pytest.raises(SumRefused, match="with fixed weights; others would"):
                 net.sends(question, site)
 
 
@@ -499,9 +497,9 @@ def test_a_lost_round_is_no_way_to_a_second_sum(tmp_path: Path) -> None:
     net = Network(tmp_path, SIX)
     net.sum_of(ask([1 / 6] * 6))
     net.start(b"\x02" * 32)
-    with pytest.raises(SumRefused, match="summed with other members or weights in round 0"):
+    with pytest.raises(SumRefused, match="other members or weights in round 0"):
         net.sends(ask([0.2] * 5), "a")  # the same updates
-    with pytest.raises(SumRefused, match=r"summed with other members .* If \['f'\] cannot come back, only another exp"):
+    with pytest.raises(SumRefused, match=r"other members .* If \['f'\] cannot come"):
         net.sends(ask([0.2] * 5, round=1), "a")  # trained anew from the same model, so nearly the same updates
     with pytest.raises(SumRefused, match="another sum of these numbers is not of"):
         net.sends(ask([0.2] * 5, "anchor", round=1), "a")
@@ -517,7 +515,7 @@ def test_a_group_in_which_one_site_would_show_is_refused_by_it(tmp_path: Path) -
     large = min(PARTS[0])
     net.sum_of(ask([4 / 9 if site == large else 1 / 9 for site in SIX]))
     dealt(net, PARTS)
-    with pytest.raises(SumRefused, match=r"beside that of all sites would show its numbers to 1.0000, .* allows 0.95"):
+    with pytest.raises(SumRefused, match=r"beside that of all .*1.0000, .* 0.95"):
         net.sends(of_group(large), large)
 
 

@@ -220,7 +220,7 @@ def test_which_tensors_are_summed_in_which_ring() -> None:
     net(torch.zeros(1, 1, 4, 4))
     same_integers("a", before, net.state_dict())
     net.ids += 1
-    with pytest.raises(SumRefused, match=r"site 'a': secure sums: training changes the torch.int64 tensor 'ids'"):
+    with pytest.raises(SumRefused, match=r"'a': .*changes the torch.int64 .*'ids'"):
         same_integers("a", before, net.state_dict())
 
 
@@ -260,7 +260,7 @@ def test_a_masked_vector_looks_like_chance(ring: Ring) -> None:
 )  # fmt: skip
 def test_sites_that_were_told_different_questions_cancel_nothing(other: dict[str, Any]) -> None:
     asked = dict.fromkeys(SITES, thirds()) | {"b": replace(thirds(), **other)}
-    with pytest.raises(SumSpoiled, match=r"of 64 numbers of the sum 'params' \(round 2\) lie outside \[-1, 1\]"):
+    with pytest.raises(SumSpoiled, match=r"of 64 .* 'params' .*round 2.*\[-1, 1\]"):
         opened(asked, agreed(), SAME)
 
 
@@ -275,16 +275,14 @@ def test_another_roster_or_another_own_mask_cancels_nothing() -> None:
 
 def test_the_server_names_a_site_with_a_wrong_vector() -> None:
     total = Addition(thirds(), SumLayout.make({"w": torch.zeros(4)}))
-    with pytest.raises(
-        ValueError, match=r"site 'a': field 'params' must be torch.int32 \(4,\), got torch.float32 \(4,\); take filters"
-    ):
+    with pytest.raises(ValueError, match=r"'params' must .*torch.float32 .*filters"):
         total.add("a", torch.zeros(4))
     for odd in (torch.zeros(4, dtype=torch.int64), torch.zeros(3, dtype=torch.int32), [0] * 4, None):
         with pytest.raises(ValueError, match=r"site 'a': field 'params'"):
             total.add("a", odd)
     total.add("a", torch.zeros(4, dtype=torch.int32))
     for site in ("a", "d"):
-        with pytest.raises(ValueError, match=f"site '{site}': field 'params' is not expected, or came already"):
+        with pytest.raises(ValueError, match=rf"'{site}': field 'params' is not expected"):
             total.add(site, torch.zeros(4, dtype=torch.int32))
     with pytest.raises(ValueError, match=r"no vector from \['b', 'c'\]"):
         total.opened(dict.fromkeys(SITES, bytes(32)))
@@ -360,16 +358,16 @@ def table(*rows: Sequence[float]) -> dict[str, tuple[float, ...]]:
 @pytest.mark.parametrize(
     ("weights", "why"),
     [
-        (table([1.0], [0.0], [0.0]), r"a site has the weight 1 in a layer, this site allows 0.5 \(secure_max_weight\)"),
+        (table([1.0], [0.0], [0.0]), r"weight 1 in a .*0.5 \(secure_max_weight\)"),
         (table([0.98], [0.01], [0.01]), r"a site has the weight 0.98 in a layer"),
-        (table([0.3], [0.3], [0.3]), r"the weights of a layer sum up to 1 \+- 0.1, not to 1"),
+        (table([0.3], [0.3], [0.3]), r"sum up to 1 \+- 0.1, not to 1"),
         (table([0.5, 0.3], [0.3, 0.3], [0.2, 0.3]), r"sum up to 1 \+- 0.1"),
         (table([0.4, 0.6], [0.3, 0.2], [0.3, 0.2]), "the weight 0.6 in a layer"),
         (table([0.5], [0.6], [-0.1]), "a weight is below 0 or not finite"),
         (table([0.5], [0.5], [math.nan]), "a weight is below 0 or not finite"),
-        (table([0.5], [0.5]), "it has 2 members and needs 3; wait for more sites"),
-        (table([0.5], [0.5], [0.0]), "a layer has the numbers of fewer than 3 sites, so that one could tell another's"),
-        (table([0.4, 0.5], [0.3, 0.5], [0.3, -0.0]), "a layer has the numbers of fewer than 3 sites"),
+        (table([0.5], [0.5]), "has 2 members and needs 3; wait"),
+        (table([0.5], [0.5], [0.0]), "a layer .* fewer than 3 sites, so"),
+        (table([0.4, 0.5], [0.3, 0.5], [0.3, -0.0]), "a layer .* fewer than 3 sites"),
         (table([math.inf], [0.0], [0.0]), "a weight is below 0 or not finite"),
         (table([0.0], [0.0], [0.0]), r"sum up to 1 \+- 1, not to 1"),
         (table([0.4], [0.3], [0.2], [0.1]), r"\['d'\] have no key in this run"),
@@ -377,7 +375,7 @@ def table(*rows: Sequence[float]) -> dict[str, tuple[float, ...]]:
     ],
 )
 def test_tables_that_tell_too_much_are_refused_by_name(weights: dict[str, tuple[float, ...]], why: str) -> None:
-    with pytest.raises(SumRefused, match=rf"site 'a': secure sums: sum 'params' of round 2: .*{why}"):
+    with pytest.raises(SumRefused, match=rf"'a': .*sum 'params' of round 2: .*{why}"):
         check_table("a", question(weights), Limits(), pairs_of("abc"))
 
 
@@ -396,7 +394,7 @@ def test_tables_that_tell_too_much_are_refused_by_name(weights: dict[str, tuple[
 def test_slices_that_tell_too_much_are_refused(own: dict[str, float], more: dict[str, Any]) -> None:
     asked = question(table([0.2], [0.2], [0.2], [0.2], [0.2]))
     asked = replace(asked, slices=json.dumps([["w", 1, [None, own, {}]]]))
-    with pytest.raises(SumRefused, match=r"a slice's weights .* would show a site's numbers .*; leave it out"):
+    with pytest.raises(SumRefused, match=r"a slice's weights .*; leave it out"):
         check_table("a", asked, **{"limits": Limits(), "pairs": pairs_of("abcde"), **more})
     even = replace(asked, slices=json.dumps([["w", 1, [None, dict.fromkeys("abcd", 0.25), {}]]]))
     check_table("a", even, Limits(), pairs_of("abcde"), more.get("opened", ()))
@@ -419,12 +417,12 @@ def test_a_table_may_be_off_by_rounding_alone() -> None:
 
 def test_two_sums_of_one_vector() -> None:
     even, apart = table([1 / 4], [1 / 4], [1 / 4], [1 / 4]), table([1 / 2], [1 / 6], [1 / 6], [1 / 6])
-    with pytest.raises(SumRefused, match=r"would show a site's numbers to 1.0000, this site allows 0.95"):
+    with pytest.raises(SumRefused, match=r"numbers to 1.0000, .* allows 0.95"):
         check_table("a", question(apart), Limits(), pairs_of("abcd"), [even])
     check_table("a", question(apart), Limits(), pairs_of("abcd"))
     check_table("a", question(table([0.4], [0.3], [0.2], [0.1])), Limits(), pairs_of("abcd"), [even])
     check_table("a", question(even), Limits(), pairs_of("abcd"), [even])
-    with pytest.raises(SumRefused, match=r"another sum of these numbers is not of \['a', 'b', 'c', 'd'\]"):
+    with pytest.raises(SumRefused, match=r"is not of \['a', 'b', 'c', 'd'\]"):
         check_table("a", question(even), Limits(), pairs_of("abcde"), [table(*[[0.2]] * 5)])
     with pytest.raises(SumRefused, match="it has 3 members and needs 4"):
         check_table("a", question(table(*[[1 / 3]] * 3), "anchor"), Limits(), pairs_of("abc"))
@@ -443,7 +441,7 @@ def test_the_difference_of_two_sums_shows_a_site_however_small_it_is(more: float
 
 def test_a_finer_ring_than_the_vectors_is_refused() -> None:
     thirds = table(*[[1 / 3]] * 3)
-    with pytest.raises(SumRefused, match=r"integers of Ring\(bits=64.*same version at server and sites"):
+    with pytest.raises(SumRefused, match=r"Ring\(bits=64.*same version"):
         check_table("a", question(thirds, "params", BUFFERS), Limits(), pairs_of("abc"))
     with pytest.raises(SumRefused, match=r"integers of Ring\(bits=32"):
         check_table("a", question(thirds, "buffers", TRAINED), Limits(), pairs_of("abc"))
@@ -452,7 +450,7 @@ def test_a_finer_ring_than_the_vectors_is_refused() -> None:
 def test_two_thirds_of_the_first_roster_take_part() -> None:
     five = question(table(*[[1 / 5]] * 5))
     check_table("a", five, Limits(), pairs_of("abcde", first=7))
-    with pytest.raises(SumRefused, match="it has 5 of 8 sites, needed are two thirds"):
+    with pytest.raises(SumRefused, match="5 of 8 sites, needed are two thirds"):
         check_table("a", five, Limits(), pairs_of("abcde", first=8))
 
 
@@ -462,7 +460,7 @@ def test_numbers_by_class_are_of_three_sites_or_of_none() -> None:
     check_table("d", question(table(*rows), "class_gradients", BUFFERS), Limits(), pairs_of("dabc"))
     for few in ([half, half, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0]):
         odd = table(*([*row[:2], weight] for row, weight in zip(rows, few, strict=True)))
-        with pytest.raises(SumRefused, match="a class has the numbers of fewer than 3 sites; leave this class out"):
+        with pytest.raises(SumRefused, match=r"a class .*than 3 sites; leave"):
             check_table("a", question(odd, "class_gradients", BUFFERS), Limits(), pairs_of("abcd"))
     with pytest.raises(SumRefused, match=r"sum up to 1 \+- 1, not to 1"):  # no part of an update is left out
         check_table("a", question(table(*rows), "params"), Limits(), pairs_of("abcd"))
@@ -558,9 +556,7 @@ def test_signed_sites_agree_and_keep_the_key_to_themselves(tmp_path: Path) -> No
         assert str(secret) not in repr(pairs["a"]) + repr(kit("a"))
     sites["a"].forget()
     assert not sites["a"].file.exists()
-    with pytest.raises(
-        SumRefused, match="site 'a': secure sums: it has no key of this run, and takes part again after"
-    ):
+    with pytest.raises(SumRefused, match=r"'a': .*no key of this run, and takes part"):
         sites["a"].pairs(RUN)
 
 
@@ -583,7 +579,7 @@ def test_a_key_is_gone_after_a_week(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(keys_module.time, "time", lambda: now + 7 * 24 * 3600 - 60)
     assert site.hello(RUN) == first
     monkeypatch.setattr(keys_module.time, "time", lambda: now + 7 * 24 * 3600 + 60)
-    with pytest.raises(SumRefused, match="takes part again after the next agreement"):
+    with pytest.raises(SumRefused, match="takes part again after the next"):
         site.agree(RUN, [first])
     assert not list(tmp_path.rglob("*.key"))  # that of a run whose end never came is gone, too
     assert site.hello(RUN) != first
@@ -618,24 +614,24 @@ def changed_hello(hello: bytes, **changes: bytes) -> dict[str, bytes]:
     [
         (lambda t: [t[1], t[2]], "has not its own hello"),
         (lambda t: [changed_hello(t[0]["hello"], nonce=bytes(32)), *t[1:]], "has not its own hello, or a changed one"),
-        (lambda t: t[:2], "field 'hellos' has 2 sites; a sum needs at least 3"),
+        (lambda t: t[:2], "'hellos' has 2 sites; .*at least 3"),
         (lambda t: [*t[:2], t[1]], "has the site 'b' twice"),
         (lambda t: [*t[:2], changed_hello(t[1]["hello"], name=b"d")], "the sites 'b' and 'd' have one key"),
         (
             lambda t: [*t[:2], changed_hello(t[2]["hello"], run=bytes(32))],
-            "hello of site '.*' is of another run or version",
+            "hello of site .* of another run",
         ),
         (
             lambda t: [*t[:2], changed_hello(t[2]["hello"], magic=b"x")],
-            "hello of site '.*' is of another run or version",
+            "hello of site .* of another run",
         ),
         (
             lambda t: [*t[:2], changed_hello(t[2]["hello"], what=b"x")],
-            "hello of site '.*' is of another run or version",
+            "hello of site .* of another run",
         ),
         (
             lambda t: [*t[:2], changed_hello(t[2]["hello"], public=bytes(31))],
-            "hello of site '.*' is of another run or version",
+            "hello of site .* of another run",
         ),
         (lambda t: [*t[:2], changed_hello(t[2]["hello"], public=bytes(32))], "public key of site 'c' is none"),
         (lambda t: [*t[:2], {"hello": t[2]["hello"][:-1]}], "is of another run or version"),
@@ -659,20 +655,20 @@ def test_hellos_that_a_site_refuses(tmp_path: Path, change: Any, why: str) -> No
     [
         (
             {"certificate": lambda: certificate("c", root="other")},
-            "certificate of site 'c' is none of this project now",
+            "certificate of site 'c' is none",
         ),
-        ({"certificate": lambda: b"none"}, "certificate of site 'c' is none of this project now"),
+        ({"certificate": lambda: b"none"}, "certificate of site 'c' is none"),
         (
             {"certificate": lambda: certificate("c", days=(-2, -1))},
-            "certificate of site 'c' is none of this project now",
+            "certificate of site 'c' is none",
         ),
-        ({"certificate": lambda: certificate("c", days=(1, 2))}, "certificate of site 'c' is none of this project now"),
+        ({"certificate": lambda: certificate("c", days=(1, 2))}, "certificate of site 'c' is none"),
         (
             {"certificate": lambda: certificate("c", days=(30, 31))},
-            r"certificate of site 'c' .* now, 20\d\d-\d\d-\d\d by this site's clock; set this clock right, or",
+            r"certificate of site 'c' .*20\d\d-.*clock",
         ),
-        ({"certificate": lambda: certificate("d", key="c")}, r"certificate that site 'c' shows is for \['d'\]"),
-        ({"certificate": lambda: certificate("c", key="b")}, "signature of site 'c' is not of its hello"),
+        ({"certificate": lambda: certificate("d", key="c")}, r"certificate .*'c' shows is for \['d'\]"),
+        ({"certificate": lambda: certificate("c", key="b")}, "signature of site 'c'"),
     ],
 )
 def test_certificates_that_a_site_refuses(tmp_path: Path, changes: dict[str, Any], why: str) -> None:

@@ -68,15 +68,15 @@ def test_windows_letters_are_read_and_said(tmp_path: Path, caplog: pytest.LogCap
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"PK\x03\x04rest", "is a workbook, not a text; save the sheet as 'CSV UTF-8'"),
-        ("image,label\np0.png,a\n".encode("utf-16-le"), "is no text in UTF-8, UTF-16 or Windows-1252"),
-        (b"image,label\np0.png,\x81\n", "is no text in UTF-8, UTF-16 or Windows-1252"),
+        (b"PK\x03\x04rest", "a workbook, .*save .*'CSV UTF-8'"),
+        ("image,label\np0.png,a\n".encode("utf-16-le"), "no text in UTF-8, .* or Windows-1252"),
+        (b"image,label\np0.png,\x81\n", "no text in UTF-8, .* or Windows-1252"),
         (b"", "has no rows"),
         (b"image,label\n,\n", "has no rows"),
-        (b"x\nimage,label\np0.png,a\n", "line 1: expected the columns image, label; missing: image, label; found: x"),
+        (b"x\nimage,label\np0.png,a\n", "line 1: .*; missing: image, label; .* x"),
         (b"image,label,label\np0.png,a,b\n", "several columns are called label"),
-        (b"image,label\np0.png,a,1\np1.png,b\n", "line 2: it has more cells than the head has names"),
-        (b"image,label\nx.png,a,1\ny.png,b,2\n", "line 2: it has more cells than the head has names"),
+        (b"image,label\np0.png,a,1\np1.png,b\n", "line 2: it has more cells"),
+        (b"image,label\nx.png,a,1\ny.png,b,2\n", "line 2: it has more cells"),
         (b'image,label\n"p0.png,a\np1.png,b\n', "cannot be read: .*save the table as"),
     ],
 )  # fmt: skip
@@ -118,9 +118,9 @@ def test_one_name_of_two_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (["p0,a", "p1,b", "p0.png,b"], "lines 2 and 4: both name '.*p0.png', with the label 'a' and 'b'; take one out"),
+        (["p0,a", "p1,b", "p0.png,b"], "2 and 4: .*p0.png', .*'a' and 'b'; take"),
         (["p0,0", "p1,1", "p0.png,1.0"], "lines 2 and 4: both name"),
-        (["p0,a", "p1,NA"], "line 3: the label is 'NA', which mostly means that there is none"),
+        (["p0,a", "p1,NA"], "line 3: the label is 'NA'"),
         (["p0,a", "p1,n/a"], "line 3: the label is 'n/a'"),
         (["p0,1", "p1,."], r"line 3: the label is '\.'"),
         (["p0,?", "p1,0"], r"line 2: the label is '\?'"),
@@ -205,10 +205,10 @@ def test_labels_by_value(labels: list[str], given: list[str] | None, names: list
 @pytest.mark.parametrize(
     ("labels", "given", "message"),
     [
-        (["-1", "0", "1"], None, "numbers from -1 to 1; those of classes begin at 0"),
+        (["-1", "0", "1"], None, "from -1 to 1; those of classes begin"),
         (["0", "20240131"], None, "numbers from 0 to 20240131"),
         (["1", "1.0"], None, "expected at least two classes, found 1"),
-        (["1", "0"], ["1", "1.0"], "classes must be different names or numbers"),
+        (["1", "0"], ["1", "1.0"], "classes must be different names or"),
         (["x", "0"], ["x", "y"], "an image has the label '0'"),
     ],
 )
@@ -222,7 +222,7 @@ def test_labels_that_are_none(labels: list[str], given: list[str] | None, messag
     [("F", "f"), ("TRUE", "True"), ("0012", "12"), ("12.0", "12"), ("Na\u0308vus", "N\u00e4vus"), ("a", "b", "A")],
 )
 def test_one_value_in_two_spellings_is_no_class_group_or_patient_of_its_own(values: tuple[str, ...]) -> None:
-    with pytest.raises(DataError, match=r"^'.+' and '.+' would be two patients; write them alike$"):
+    with pytest.raises(DataError, match=r"^'.+' and '.+' would be two patients;"):
         refuse_two_spellings(values, "patients")
     with pytest.raises(DataError, match="would be two classes"):
         classes_of(["x", *values])
@@ -236,7 +236,7 @@ def test_one_value_in_two_spellings_is_no_class_group_or_patient_of_its_own(valu
 @pytest.mark.parametrize("number", ["1.23457E+14", "1,23457E+14"])
 def test_a_number_that_a_spreadsheet_shortened_is_no_patient(number: str) -> None:
     items = [Item(name, "", Path(name), 0, patient, "a") for name, patient in (("i", "p1"), ("j", number))]
-    with pytest.raises(DataError, match=r"^patient '1.23457E\+14' of site 'a' is a number as spreadsheets shorten it"):
+    with pytest.raises(DataError, match=r"^patient '1.23457E\+14' of site 'a' is"):
         refuse_one_patient(items, None)
 
 
@@ -258,11 +258,9 @@ def test_what_people_are() -> None:
     declared, people = attributes_of({"age": "x:40,60"}, rows_of("63.5", "NA"))
     assert declared == {"age": {"kind": "number", "bins": [40, 60]}}
     assert people == [{"age": 63.5}, {}]
-    with pytest.raises(
-        DataError, match="line 2: column 'x' must be a number, got '63,5'; write it with a decimal point"
-    ):
+    with pytest.raises(DataError, match="'x' must be a number, got '63,5'; write"):
         attributes_of({"age": "x:40"}, rows_of("63,5"))
     with pytest.raises(DataError, match="must be a number, got 'inf'"):
         attributes_of({"age": "x:40"}, rows_of("inf"))
-    with pytest.raises(DataError, match=r"has 60 different values, .*--attributes age=x:EDGE,EDGE"):
+    with pytest.raises(DataError, match=r"60 different values, .*--attributes age=x"):
         attributes_of({"age": "x"}, rows_of(*map(str, range(60))))

@@ -53,7 +53,7 @@ def test_the_two_newest_numbers_are_kept(tmp_path):
         assert sorted(p.name for p in tmp_path.iterdir()) == [f"{n:06d}" for n in range(max(1, number - 1), number + 1)]
         for kept in range(max(1, number - 1), number + 1):
             assert folders.load(kept)["w"].tolist() == [kept]
-    with pytest.raises(RuntimeError, match=r"the tensors of 3 are not in .*; start a new experiment"):
+    with pytest.raises(RuntimeError, match=r"tensors of 3 are not in .*; start a new"):
         folders.load(3)
 
 
@@ -121,11 +121,11 @@ def test_a_damaged_file_is_named(tmp_path, damage):
         safetensors.torch.save_file({"other": torch.ones(1)}, file)
     else:
         file.write_bytes(content[:-4] if damage == "cut" else b"\xff" * 20 + content[20:])
-    with pytest.raises(ValueError, match=r"tensor 'w' in .*w\.safetensors is damaged"):
+    with pytest.raises(ValueError, match=r"tensor 'w' in .*safetensors is damaged"):
         folders.load(1)["w"]
 
 
 @pytest.mark.parametrize("name", ["", "x" * 300, None])
 def test_unusable_names(tmp_path, name):
-    with pytest.raises(ValueError, match=r"tensor name must be a non-empty string|tensor name 'x.*longer than"):
+    with pytest.raises(ValueError, match=r"must be a non-empty|'x.*longer than"):
         kept_in(tmp_path).begin(1)(name, torch.ones(1))

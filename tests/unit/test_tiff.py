@@ -87,7 +87,7 @@ def test_as_training_reads_it(tmp_path: Path) -> None:
 def test_what_cannot_be_used_says_why(tmp_path: Path) -> None:
     stack, other = tmp_path / "stack.tif", tmp_path / "other.tif"
     tifffile.imwrite(stack, np.zeros((5, 20, 24), np.uint16), imagej=True)
-    with pytest.raises(DataError, match=r"it holds 5 pictures \(pages\); save each as a file of its own"):
+    with pytest.raises(DataError, match=r"5 pictures \(pages\); save each"):
         read_image(Sample(stack, 0), site="a", split="test")
     tifffile.imwrite(stack, np.zeros((5, 20, 24), np.uint16), imagej=True, truncate=True)  # lists the first page alone
     assert len(tifffile.TiffFile(stack).pages) == 1
@@ -123,10 +123,10 @@ def test_what_was_cut_off_is_refused(tmp_path: Path, kind: type) -> None:
         at = tags["StripOffsets"].valueoffset
         assert tags["StripOffsets"].dtype.name == "LONG"  # four bytes each
     path.write_bytes(whole[:-200])
-    with pytest.raises(ValueError, match=r"it is damaged: \d of its 4 strips or tiles are not in the file"):
+    with pytest.raises(ValueError, match=r"\d of its 4 strips or tiles are not"):
         decoded(path)
     path.write_bytes(whole[: at + 8] + bytes(4) + whole[at + 12 :])
-    with pytest.raises(ValueError, match="it is damaged: 1 of its 4 strips or tiles are not in the file"):
+    with pytest.raises(ValueError, match="1 of its 4 strips or tiles are not"):
         decoded(path)
     path.write_bytes(whole[:-100] + bytes(100))  # its length is right
     with pytest.raises(ValueError, match="it is damaged"):

@@ -64,7 +64,7 @@ def test_non_finite_values():
     assert normalise(named(1.0, NAN, 3.0, 8.0), non_finite="mean") == close(1 / 16, 4 / 16, 3 / 16, 8 / 16)
     assert normalise(named(1.0, INF, 3.0, 8.0), non_finite="median") == close(1 / 15, 3 / 15, 3 / 15, 8 / 15)
     assert normalise(named(NAN, NAN), non_finite="mean") == close(0.5, 0.5)
-    with pytest.raises(ValueError, match="value of site 'B' must be a finite number, got nan"):
+    with pytest.raises(ValueError, match=r"^value of site 'B'.* got nan$"):
         normalise(named(1.0, NAN))
 
 
@@ -75,9 +75,9 @@ def test_normalise_does_not_overflow():
 def test_normalise_errors():
     with pytest.raises(ValueError, match=r"no site in the \w+ to weight"):
         normalise({})
-    with pytest.raises(ValueError, match="fallback and values must have the same sites; only in values: 'B'"):
+    with pytest.raises(ValueError, match="same sites; only in values: 'B'"):
         normalise(named(0.0, 0.0), named(1.0))
-    with pytest.raises(ValueError, match="non_finite must be one of 'raise', 'mean', 'median', got 'zero'"):
+    with pytest.raises(ValueError, match=r"^non_finite.* got 'zero'$"):
         normalise(named(1.0), non_finite="zero")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"no site in the \w+ to weight"):
         uniform_weights([])
@@ -138,9 +138,9 @@ def test_small_dissimilarities_keep_their_digits():
 
 
 def test_layer_weights_errors():
-    with pytest.raises(ValueError, match="same layers; only in the scores of site 'B': 'x'"):
+    with pytest.raises(ValueError, match="only in the scores of site 'B': 'x'"):
         layer_weights({"A": {"conv": 0.5}, "B": {"conv": 0.5, "x": 0.5}})
-    with pytest.raises(ValueError, match="same layers; only in the scores of site 'A': 'x'"):
+    with pytest.raises(ValueError, match="only in the scores of site 'A': 'x'"):
         layer_weights({"A": {"conv": 0.5, "x": 0.5}, "B": {"conv": 0.5}})
     with pytest.raises(ValueError, match=r"no site in the \w+ to weight"):
         layer_weights({})
@@ -149,7 +149,7 @@ def test_layer_weights_errors():
     for limits, message in (
         ((-0.1, 1.0), r"clip_min must be in \[0, 1\), got -0\.1"),
         ((0.0, 1.1), r"clip_max must be in \(0, 1\], got 1\.1"),
-        ((0.5, 0.5), r"clip_max must be in \(0\.5, 1\], got 0\.5"),
+        ((0.5, 0.5), r"^clip_max.* got 0\.5$"),
         ((0.0, NAN), r"clip_max must be in \(0, 1\], got nan"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -238,9 +238,9 @@ def test_moving_average_limits_and_errors():
     assert moving_average(named(0.1, 0.9), named(0.5, 0.5), 0.0) == named(0.5, 0.5)
     with pytest.raises(ValueError, match=r"beta must be in \[0, 1\], got 1.5"):
         moving_average(named(1.0), None, 1.5)
-    with pytest.raises(ValueError, match="weight of site 'B' must be finite and >= 0, got nan"):
+    with pytest.raises(ValueError, match=r"^weight of site 'B'.* got nan$"):
         moving_average(named(0.5, NAN), None, 0.5)
-    with pytest.raises(ValueError, match="previous weight of site 'A' must be finite and >= 0, got -1"):
+    with pytest.raises(ValueError, match=r"^previous weight of site 'A'.* got -1"):
         moving_average(named(0.5), named(-1.0), 0.5)
 
 
@@ -261,7 +261,7 @@ def test_rescue_weights(rf, expected):
 
 
 def test_rescue_weights_errors():
-    with pytest.raises(ValueError, match="rescue factor of site 'B' must be finite and >= 0, got -2"):
+    with pytest.raises(ValueError, match=r"^rescue factor of site 'B'.* got -2"):
         rescue_weights(named(1.0, -2.0))
 
 
@@ -304,7 +304,7 @@ def test_fedga_errors():
         fedga_weights(THIRD, named(1.0), -0.1)
     with pytest.raises(ValueError, match=r"weights must sum to 1, got 0\.5"):
         fedga_weights(named(0.5), named(1.0), 0.1)
-    with pytest.raises(ValueError, match="weight of site 'A' must be finite and >= 0, got -1"):
+    with pytest.raises(ValueError, match=r"^weight of site 'A'.* got -1"):
         fedga_weights(named(-1.0, 2.0), named(1.0), 0.1)
 
 

@@ -427,6 +427,12 @@ def test_other_mistakes_are_one_line(
         (["export", "fed_avg", "--data", "x", "--out", "y"], "--data x does not exist"),
         (["run", "fed_avg", "--set", "local_epochs", "2"], "--set wants KEY=VALUE: --set local_epochs=2"),
         (["run", "fed_avg", "--paper", "fed_prox"], "Papers that --paper knows by name: fed_lwr, fed_lwr_rif,"),
+        (["prepare", "masks", "--input", "x", "--output", "y"], "probably: fairflare prepare masks --source x --out y"),
+        (["prepare", "images", "--data=x", "-o", "y"], "probably: fairflare prepare images --source x --out y"),
+        (
+            ["run", "./hospitals", "--rounds", "2"],
+            "unknown method './hospitals'; `fairflare list` has all 44; a folder of data goes",
+        ),
         (["run", "fed_avg", "another"], "Got unexpected extra argument(s) (another)"),
         (["run", "fed_avg", "--sites", "all"], "--sites all is for export"),
         (["compare", "fed_avg", "--sites", "all"], "--sites all is for export; a comparison needs the number or"),

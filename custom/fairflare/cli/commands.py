@@ -91,7 +91,7 @@ def prepare(ctx: typer.Context) -> None:
     """Make folders with a datalist for every site out of public data sets or your own folders (docs/datasets.md)."""
     from fairflare.data.preparers.__main__ import main as prepare_data
 
-    raise typer.Exit(prepare_data(ctx.args, prog="fairflare prepare"))
+    raise typer.Exit(prepare_data(ctx.args))
 
 
 def main() -> None:

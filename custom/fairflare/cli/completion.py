@@ -16,8 +16,9 @@ def methods(incomplete: str) -> list[str]:
 
 def kinds_of_task(incomplete: str) -> list[str]:
     """Return the kinds of task that begin with ``incomplete``."""
-    kinds = ("segmentation", "classification", "volume_segmentation", "volume_classification", "nnunet")
-    return [name for name in kinds if name.startswith(incomplete)]
+    from fairflare.federation.plan.task_files import TASKS_BY_KIND
+
+    return [name for name in TASKS_BY_KIND if name.startswith(incomplete)]
 
 
 def papers(incomplete: str) -> list[str]:

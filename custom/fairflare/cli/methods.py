@@ -44,13 +44,12 @@ def _print_methods() -> None:
     from fairflare.federation.plan.describe import STATUS, overview
 
     members = overview()
-    names = max(len(method.name) for method in members)
     titles = min(max(len(method.title) + 1 for method in members), WIDEST_TITLE)
     sources = max(len(method.source) for method in members)
     for group, fair_to in dict.fromkeys((method.group, method.fair_to) for method in members):
         console.print(f"[bold]{group}[/bold] (fair to {fair_to})")
         table = Table(box=None, pad_edge=False, show_header=False)
-        table.add_column(min_width=names, no_wrap=True)
+        table.add_column(min_width=max(len(method.name) for method in members), no_wrap=True)
         table.add_column(width=titles)
         table.add_column(ratio=1)
         table.add_column(no_wrap=True)
@@ -89,10 +88,14 @@ def describe(
         owner, form = owner_of(method) or (method, "")
         groups_in_use = settings_in_use(method := owner, settings or (), {"form": form} if form else {}, kind)
         if as_json:
-            groups = [
-                {"title": title, "settings": list(map(_plain_setting, group))} for title, group in groups_in_use.items()
-            ]
-            put(method=method, groups=groups, quick_job=quick_job(method, kind))
+            put(
+                method=method,
+                groups=[
+                    {"title": title, "settings": [*map(_plain_setting, group)]}
+                    for title, group in groups_in_use.items()
+                ],
+                quick_job=quick_job(method, kind),
+            )
             return
     if markdown:
         typer.echo(page(method, kind))

@@ -50,11 +50,11 @@ SPELLED: dict[tuple[str, ...], tuple[str, ...]] = {
     ("lr", "learning_rate"): ("--set learning_rate={}",),
     ("batch", "bs", "batch_size", "b"): ("--set batch_size={}",),
     ("model", "models", "net", "arch", "backbone", "network", "checkpoint"): ("{}", "--set network={}"),
-    ("images", "image", "input"): ("{}",),
+    ("images", "image", "input"): ("{}", "--source {}"),
     ("clients", "num_clients", "n_clients", "num_sites", "n_sites", "nodes", "n"): ("--sites {}",),
     ("num_rounds", "n_rounds", "communication_rounds"): ("--rounds {}",),
     ("method", "methods", "algorithm", "strategy"): ("{}",),
-    ("data_dir", "data_path", "data_root", "datalist"): ("--data {}",),
+    ("data_dir", "data_path", "data_root", "datalist", "data", "src", "root", "i"): ("--data {}", "--source {}"),
     ("dataset",): (
         " Without --data the images are a synthetic phantom; `fairflare prepare` makes a folder of a public data set "
         "or of your own, and --data FOLDER/fairflare.json takes it.",
@@ -68,7 +68,10 @@ SPELLED: dict[tuple[str, ...], tuple[str, ...]] = {
     ("cuda", "use_cuda"): ("--device cuda", DEVICE),
     ("cpu", "no_cuda"): ("--device cpu", DEVICE),
     ("device",): (DEVICE,),
-    ("output", "out", "output_dir", "out_dir", "save_dir", "workspace"): ("--workspace {}", "--out {}"),
+    ("output", "out", "output_dir", "out_dir", "outdir", "save_dir", "dest", "o", "workspace"): (
+        "--workspace {}",
+        "--out {}",
+    ),
     ("seed",): ("--seeds {}",),
     ("seeds",): ("compare: --seeds {}",),
     ("dry_run",): ("export: --out jobs",),
@@ -169,7 +172,31 @@ OwnCode = Annotated[
 ]
 
 
-class Command(TyperCommand):
+class ExplainingCommand(TyperCommand):
+    """Define a command that answers an option of another tool with the command line that is meant."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, [*args])  # the parser empties its list
+        except USAGE_ERROR as error:
+            more, words = "", spell_methods([word.removesuffix(f"={FIRST_PAPER}") for word in args])
+            if hasattr(error, "possibilities"):  # the option is unknown
+                more = _spelled(
+                    ctx.command_path.partition("fairflare ")[2] or ctx.info_name,
+                    words,
+                    error.option_name,
+                    [flag for p in self.params for flag in p.opts],
+                )
+            elif "extra argument" in error.message:
+                more = _guess_meaning(ctx.info_name, words)
+            elif not error.message:  # an argument or an option is missing
+                more = error.param.help or ""
+            error.message += more
+            error.possibilities = [] if more else getattr(error, "possibilities", [])
+            raise
+
+
+class Command(ExplainingCommand):
     """Define a command whose help sorts options by group and name, and whose option --paper may have no value.
 
     Where options are in groups, ``--help`` shows those without a group, and ``--help-all`` shows all of them.
@@ -194,19 +221,7 @@ class Command(TyperCommand):
             f"{arg}={FIRST_PAPER}" if arg == "--paper" and _no_paper(after) else arg
             for arg, after in zip(args, [*args[1:], ""], strict=False)
         ]
-        try:
-            return super().parse_args(ctx, given)
-        except USAGE_ERROR as error:
-            more, words = "", spell_methods(args)
-            if hasattr(error, "possibilities"):  # the option is unknown
-                more = _spelled(ctx.info_name, words, error.option_name, [flag for p in self.params for flag in p.opts])
-            elif "extra argument" in error.message:
-                more = _guess_meaning(ctx.info_name, words)
-            elif not error.message:  # an argument or an option is missing
-                more = error.param.help or ""
-            error.message += more
-            error.possibilities = [] if more else getattr(error, "possibilities", [])
-            raise
+        return super().parse_args(ctx, given)
 
 
 def _print_all(ctx: Any, parameter: Any, given: bool) -> None:

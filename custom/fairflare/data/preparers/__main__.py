@@ -18,13 +18,14 @@ import typer
 from fairflare.base.cases.census import KEYS, question, unexplained
 from fairflare.base.disk.files import system_error
 from fairflare.base.settings import field_names
+from fairflare.cli.options import ExplainingCommand
 from fairflare.data.datalist import SPLITS
 from fairflare.data.preparers import dealing, preparers
-from fairflare.data.preparers.options import Preparer, PreparerCommand, option, values_of
+from fairflare.data.preparers.options import TOGETHER, Preparer, option, values_of
 from fairflare.data.preparers.writing import MANIFEST, SITE_FILE
 
 INTERRUPTED = 130
-PROG = "python -m fairflare.data.preparers"
+PROG = "fairflare prepare"
 SHARED = (
     option("out_dir", str, "Folder to write to.", Parameter.empty, "--out", metavar="OUT"),
     option("seed", int, "Of everything random.", 0, min=0),
@@ -33,32 +34,49 @@ SHARED = (
 )
 
 
-def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Prepare one data set, print a summary, and return the exit status.
 
     Args:
         arguments: arguments of the command line; ``None`` for those of this process.
-        prog: name of the command.
     """
     try:
-        make_app(prog)(args=None if arguments is None else list(arguments), prog_name=prog)
+        make_app()(args=None if arguments is None else list(arguments), prog_name=PROG)
     except SystemExit as ended:
         return int(ended.code or 0)
     return 0
 
 
-def make_app(prog: str = PROG) -> typer.Typer:
+class PreparerCommand(ExplainingCommand):
+    """Accept lists on the command line both as ``--classes A B`` and as ``--classes A --classes B``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        lists = {flag: " " in (param.metavar or "") for param in self.params for flag in param.opts if param.multiple}
+        words: list[str] = []
+        flag = ""
+        for word in args:
+            if word.startswith("--"):
+                flag = word
+            further = flag in lists and word != flag and words[-1] != flag
+            if further and lists[flag]:  # this word belongs to the value of the words before
+                words[-1] += TOGETHER + word
+            else:
+                words += [flag, word] if further else [word]
+        return super().parse_args(ctx, words)
+
+
+def make_app() -> typer.Typer:
     """Return a typer app with every preparer as a command."""
     app = typer.Typer(
         no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
         help="Makes folders with a datalist for every site of public data sets or your own files (docs/datasets.md).",
     )  # fmt: skip
     for preparer in preparers().values():
-        app.command(preparer.name, cls=PreparerCommand, help=preparer.text)(command_of(preparer, prog))
+        app.command(preparer.name, cls=PreparerCommand, help=preparer.text)(command_of(preparer))
     return app
 
 
-def command_of(preparer: Preparer, prog: str = PROG) -> Callable[..., None]:
+def command_of(preparer: Preparer) -> Callable[..., None]:
     """Return the command of one preparer: a function whose arguments are the preparer's options."""
 
     def run(**options: Any) -> None:
@@ -66,7 +84,7 @@ def command_of(preparer: Preparer, prog: str = PROG) -> Callable[..., None]:
             _prepare(preparer, values_of(given, options))
         except (OSError, ValueError, MemoryError, re.error) as error:
             why = system_error(error, Path(options["out_dir"])) if isinstance(error, OSError) else error
-            print(f"{prog}: {why}", file=sys.stderr)
+            print(f"{PROG}: {why}", file=sys.stderr)
             raise typer.Exit(1) from error
         except KeyboardInterrupt:
             print("interrupted; nothing is written", file=sys.stderr)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from typer.core import TyperCommand
 
 if TYPE_CHECKING:
     from fairflare.data.preparers.dealing import Dealing
@@ -61,24 +60,6 @@ class Preparer:
     prepare: Callable[..., dict[str, Path]]
     options: Sequence[Parameter] = ()
     dealing: Dealing | None = None
-
-
-class PreparerCommand(TyperCommand):
-    """Accept lists on the command line both as ``--classes A B`` and as ``--classes A --classes B``."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        lists = {flag: " " in (param.metavar or "") for param in self.params for flag in param.opts if param.multiple}
-        words: list[str] = []
-        flag = ""
-        for word in args:
-            if word.startswith("--"):
-                flag = word
-            further = flag in lists and word != flag and words[-1] != flag
-            if further and lists[flag]:  # this word belongs to the value of the words before
-                words[-1] += TOGETHER + word
-            else:
-                words += [flag, word] if further else [word]
-        return super().parse_args(ctx, words)
 
 
 def parse_pairs(items: Sequence[str] | None) -> dict[str, str]:

@@ -282,7 +282,9 @@ def get_method(name: str) -> Method:
                 f"compare, {method}:form={form}"
             )
         titled = find_titled(name) or [m for m in methods.values() if _plain(m.title).startswith(_plain(name) or "-")]
-        all_of_them = f"`fairflare list` has all {len(methods)}"
+        all_of_them = f"`fairflare list` has all {len(methods)}" + "; a folder of data goes behind --data" * (
+            "/" in name
+        )
         differ = [f"{m.name!r}{f' ({m.summary})' * (len(titled) > 1)}" for m in titled]
         meant = f"; did you mean {' or '.join(differ)}? {all_of_them}"
         raise ValueError(f"unknown method {name!r}{meant if titled else unknown(name, methods, all_of_them)}")

@@ -45,7 +45,7 @@ if __name__ == "__main__":
     else:
         reply = SiteWorker(**worker).perform(request)
     assert reply.status == "ok", reply.reason
-    torch.save({"update": reply.update, "metrics": reply.metrics, "losses": reply.stats["epoch_losses"]}, given["out"])
+    torch.save({"update": reply.update, "metrics": repr(reply.metrics), "losses": reply.stats["epoch_losses"]}, given["out"])
 """
 
 

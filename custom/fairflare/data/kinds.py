@@ -203,7 +203,7 @@ def describe_mask(file: str, image: npt.NDArray[Any], labels: npt.NDArray[Any]) 
 
 
 def hash_values(values: npt.NDArray[Any], change: Callable[[Any], npt.NDArray[Any]] = lambda slab: slab) -> str:
-    """Return a checksum of an array's values, perhaps changed, which is the same however they lie in memory."""
+    """Return a checksum of an array's values after ``change``, independent of their order in memory."""
     from fairflare.data.intensity import slabs
 
     digest = hashlib.sha256(str(values.shape).encode())

@@ -38,7 +38,7 @@ def file_of(folder: Path, what: str, name: str) -> Path:
 
 
 def names_in(folder: Path) -> list[str]:
-    """Return the names whose files in a folder are complete, sorted; see :func:`file_of`."""
+    """Return the names whose files in a folder are complete, sorted; a name is that of :func:`file_of`."""
     return sorted(unquote(path.name[: -len(SUFFIX)]) for path in folder.glob(f"*{SUFFIX}"))
 
 

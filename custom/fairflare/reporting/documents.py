@@ -233,7 +233,7 @@ class Inequality(ResultsPart):
             and {self.gap_site, *self.behind, *self.ahead} <= {*self.sites}
             and all((s.p_value is None) == (s.expected is None) for s in self.sites.values())
         ):
-            raise PydanticCustomError("not_whole", "names a test, but lacks numbers or sites of it")
+            raise PydanticCustomError("not_whole", "names no known test, or lacks its numbers or sites")
         return self
 
 

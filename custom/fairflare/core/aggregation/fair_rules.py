@@ -37,7 +37,7 @@ def finite_or_mean(values: Mapping[str, float], before: Mapping[str, float] | No
 
 
 def updated_share(memory: Mapping[str, float], fresh: Mapping[str, float]) -> dict[str, float]:
-    """Return the remembered weights, with the sum of those of the sites in ``fresh`` shared anew among these sites.
+    """Return the remembered weights; the sites in ``fresh`` divide the sum of their own weights anew.
 
     Sites that are not in ``fresh`` keep their weights.
 

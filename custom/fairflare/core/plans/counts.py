@@ -36,7 +36,7 @@ class Case:
     share: float
 
     def steps(self, kind: str, target: Sequence[float] = ()) -> list[int]:
-        """Return the case's values on the axes of a question (``"spacing"``, ``"size"`` or ``"resampled"``)."""
+        """Return what is counted of the case along each axis: ``"spacing"``, ``"size"`` or ``"resampled"``."""
         from fairflare.core.plans.rules import resampled_size
 
         if kind == "spacing":

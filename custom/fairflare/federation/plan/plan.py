@@ -124,13 +124,13 @@ class Chosen:
     task_class: type[Task]
 
     @property
-    def length(self) -> Method | Paper:
-        """Return what says how many rounds and sites a run has that does not say so itself."""
+    def defaults(self) -> Method | Paper:
+        """Return the method or paper that gives the numbers of rounds and sites where the run names none."""
         return self.model if self.published is None else self.published
 
     @property
     def can_learn(self) -> bool:
-        """Return whether the method is declared for tasks of this kind; else the task says what it cannot learn."""
+        """Return whether the method is declared for tasks of this kind; else an error names the kind."""
         plain = "segmentation" if self.kind == "nnunet" else self.kind.removeprefix("volume_")
         return self.kind == self.method.task or plain in self.method.kinds
 
@@ -229,12 +229,12 @@ def choose_run_and_sites(
     wanted = {name: value for name, value in {**request.options, **by_name}.items() if value is not None}
     usual_of_run = {name: value for name, value in usual.items() if name in LIKE_SETTINGS}
     last = {} if chosen.published is None else {"test_last": 5}  # papers' settings report the last five models
-    base = {"num_rounds": chosen.length.num_rounds, **names, **last, **method.run, **usual_of_run}
+    base = {"num_rounds": chosen.defaults.num_rounds, **names, **last, **method.run, **usual_of_run}
     if request.run is not None:  # the given run's settings, except its names and those that the method needs (cRT)
         given, plain = ({k: getattr(run, k) for k in field_names(RunSettings)} for run in (request.run, RunSettings()))
         base = given | {key: value for key, value in {**names, **method.run}.items() if given[key] == plain[key]}
     run = RunSettings(**{**base, **wanted})
-    sites = site_list(chosen.length.num_sites if request.sites == 0 else request.sites)
+    sites = site_list(chosen.defaults.num_sites if request.sites == 0 else request.sites)
     if sites is not None and run.min_sites > len(sites):
         with_sums = " (with secure sums at least 3)" * bool(run.secure)
         raise ValueError(f"min_sites={run.min_sites}{with_sums}, but the job has {len(sites)} site(s)")
@@ -257,7 +257,7 @@ def build_parts(
         ValueError: a value is out of range, or rule and training have different values of a setting.
     """
     method, (of_rule, of_training, of_task) = chosen.method, settings
-    dealt = deal_to(chosen.length.num_sites if sites is None else len(sites), chosen.task_class)
+    dealt = deal_to(chosen.defaults.num_sites if sites is None else len(sites), chosen.task_class)
     task = _task(request, chosen, {**dealt, **of_task})
     of_method = {name: value for name, value in method.site.items() if name not in request.instead_of_epochs}
     known = (*request.settings, *method.keeps)
@@ -395,7 +395,7 @@ def _lacks(model: Method, paper: Paper | None, sites: Sequence[str] | None) -> t
 
 
 def _shared_setup(
-    model: Method, chosen: Method, usual: Mapping[str, Any], task_class: type, *, own_task: bool
+    model: Method, method: Method, usual: Mapping[str, Any], task_class: type, *, own_task: bool
 ) -> dict[str, Any]:
     """Return the training and task settings of the method ``model``, without those that are part of either method."""
     of_parts = {name: value for name, value in usual.items() if name not in LIKE_SETTINGS}
@@ -403,24 +403,26 @@ def _shared_setup(
     training = build(model.training, {**model.site, **site})
     settings = {name: getattr(training, name) for name in field_names(LocalTraining)}
     settings |= {**(model.learns if own_task else {}), **learns}
-    left_out = (*chosen.keeps, *model.keeps)  # settings of these parts are left out too
+    left_out = (*method.keeps, *model.keeps)  # settings of these parts are left out too
     return {name: value for name, value in settings.items() if name.partition(".")[0] not in left_out}
 
 
-def _published_settings(chosen: Method, model: Method, other: Paper | None, task_class: type) -> dict[str, Any]:
+def _published_settings(
+    method: Method, model: Method, paper_of_model: Paper | None, task_class: type
+) -> dict[str, Any]:
     """Return the published settings of the method's own parts, for a method that is trained like another one.
 
-    The settings are those of the other method's paper (``other``) where that paper lists the method too, else those of
-    the method's usual published setting.
+    The settings are those of the other method's paper (``paper_of_model``) where that paper lists the method too, else
+    those of the method's usual published setting.
     """
-    papers = papers_of(chosen)
-    if other is None or not papers:
+    papers = papers_of(method)
+    if paper_of_model is None or not papers:
         return {}
-    paper = papers.get(other.name) or published_setting(chosen)
-    shared, parts = {*field_names(LocalTraining)}, (chosen.rule, chosen.training)
-    left_out = {*chosen.keeps, *model.keeps}
+    paper = papers.get(paper_of_model.name) or published_setting(method)
+    shared, parts = {*field_names(LocalTraining)}, (method.rule, method.training)
+    left_out = {*method.keeps, *model.keeps}
     names = {name for part in parts for name in field_names(part) if name not in shared or name in left_out}
-    names |= {name for name in field_names(task_class) if name in chosen.keeps}
+    names |= {name for name in field_names(task_class) if name in method.keeps}
     return {k: v for k, v in (paper.settings.items() if paper else ()) if k.partition(".")[0] in names}
 
 

@@ -59,7 +59,7 @@ class NormReport:
 
     @property
     def group(self) -> tuple[tuple[str, ...], bool]:
-        """Return the facts that all sites must report alike: the measured batch norms, and whether others follow."""
+        """Return what all sites must report alike: names of the measured batch norms, and whether more follow."""
         return tuple(sorted(self.values)), self.more
 
 

@@ -183,7 +183,7 @@ class Rounds:
                 {name: tensor for name, tensor in trained.items() if name not in stay and not name.startswith(makes)},
                 self.context.parameters or frozenset(),
             )
-        train = self._ask(TASK_TRAIN, current_round, state, record.sites, run.train_timeout, self._trained)
+        train = self._ask(TASK_TRAIN, current_round, state, record.sites, run.train_timeout, self._take_training)
         train.left_out |= self.roster.why_not(record.sites) | no_key
         train.good = self.context.footing.make_comparable(train.good)
         for site, reason in self.collector.screen().items():
@@ -205,6 +205,7 @@ class Rounds:
         if self.settings.tests(current_round):
             self.tests.test_round(next_state, record)
         with writing(f"the results and models of round {current_round}", self.place.run_dir):
+            # The sites have validated the model that they received, which is that of the round before.
             self.tests.keep_best(state, record.validation, current_round - 1)
             self.journal.round_done(record)
             self.files.save(next_state, current_round)
@@ -240,6 +241,7 @@ class Rounds:
                     raise RoundFailed(f"round {record.current_round}: {reasons(lost.args[0].items())}") from lost
 
     def _aggregate(self, record: RoundRecord, received: State, train: Phase) -> State:
+        """Return the average of what the sites sent, recalibrated where the run says so; record weights and seconds."""
         for listener in self.listeners:
             listener.before_aggregation()
         started = time.monotonic()
@@ -268,6 +270,7 @@ class Rounds:
         self, name: str, current_round: int, state: State, sites: list[str], timeout: float, use: Any, *,
         whole: bool = False, **task_of: Any,
     ) -> Phase:  # fmt: skip
+        """Ask the sites for a task with the round's directives; ``use`` takes an answer, ``whole`` forbids patches."""
         rule = self.retraining.rule_at(current_round)
         directives = {**rule.directives(current_round, self.settings.num_rounds, sites), **self.journal.ledgers()}
         if self.journal.info.get("validation") and not whole:  # also where an earlier part of the run was validated so
@@ -283,7 +286,8 @@ class Rounds:
         self.journal.record_spent(phase)
         return phase
 
-    def _trained(self, phase: Phase, site: str, message: Message) -> dict[str, float]:
+    def _take_training(self, phase: Phase, site: str, message: Message) -> dict[str, float]:
+        """Check a site's answer to ``train`` and store it; return its metrics of the received model."""
         training = self.collector.read_training(site, message)
         self.check.same_kind(site, training.stats["synthetic"])
         self.collector.keep(training)

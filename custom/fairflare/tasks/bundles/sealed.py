@@ -30,7 +30,7 @@ SIZES = re.compile(
 )  # arguments that say how large an image becomes
 POWERS = {"pixdim": -1, "zoom": 1, "max_zoom": 1}  # argument: power of its number to multiply a side of 100 by
 MOST_CALLS, MOST_NUMBERS = 20_000, 10**8  # limits of calls on tensors and of their elements, per object
-#: Text of an argument: no path, no module, no expression, and no number (``1e-05`` without a point is text in YAML).
+#: Text of an argument: no path, module, expression or number (YAML reads ``1e-05``, without a point, as text).
 PLAIN = re.compile(r"(?![-+]?([\d_]+(e[-+]?\d+)?|inf|infinity|nan)$)[\w \-+:,=<>]*", re.IGNORECASE)
 REACHES = re.compile(
     "pretrained|paths?$|url|filename|_dir$|logger|writer|download|pickle|^mmap"

@@ -45,7 +45,8 @@ if __name__ == "__main__":
     else:
         reply = SiteWorker(**worker).perform(request)
     assert reply.status == "ok", reply.reason
-    torch.save({"update": reply.update, "metrics": repr(reply.metrics), "losses": reply.stats["epoch_losses"]}, given["out"])
+    metrics, losses = repr(reply.metrics), reply.stats["epoch_losses"]
+    torch.save({"update": reply.update, "metrics": metrics, "losses": losses}, given["out"])
 """
 
 

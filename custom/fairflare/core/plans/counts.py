@@ -36,13 +36,18 @@ class Case:
     share: float
 
     def steps(self, kind: str, target: Sequence[float] = ()) -> list[int]:
-        """Return what is counted of the case along each axis: ``"spacing"``, ``"size"`` or ``"resampled"``."""
+        """Return what is counted of the case along each axis: ``"spacing"``, ``"size"`` or ``"resampled"``.
+
+        The resampled size is that of the rounded spacing too, as the target is: else 640 voxels of 0.2703125 mm each,
+        in cases that are all alike, would become 641.
+        """
         from fairflare.core.plans.rules import resampled_size
 
-        if kind == "spacing":
-            steps = [round(mm * STEPS_PER_MM) for mm in self.spacing]
-        else:
-            steps = list(self.size if kind == "size" else resampled_size(self.size, self.spacing, target))
+        steps: Sequence[int] = [round(mm * STEPS_PER_MM) for mm in self.spacing]
+        if kind != "spacing":
+            steps = (
+                self.size if kind == "size" else resampled_size(self.size, [mm / STEPS_PER_MM for mm in steps], target)
+            )
         return [min(max(value, 1), MOST[kind]) for value in steps]
 
 
@@ -64,15 +69,23 @@ def merge_counts(counts: Counts, least: int) -> Counts:
     return medians
 
 
-def quantile(counts: Mapping[int, int], share: float) -> float:
-    """Return the quantile of counted values, linear between the two nearest of them."""
+def quantile(counts: Mapping[int, int], share: float, unit: int = 1) -> float:
+    """Return the quantile of counted values, linear between the two nearest of them, to the bit as NumPy's.
+
+    Args:
+        counts: how often each value is there.
+        share: of the values that are below.
+        unit: number by which the values are divided first.
+    """
     values = sorted(counts)
     last = np.cumsum([counts[value] for value in values])
     place = (int(last[-1]) - 1) * share
     below, above = (
-        values[int(np.searchsorted(last, rank, side="right"))] for rank in (np.floor(place), np.ceil(place))
+        values[int(np.searchsorted(last, rank, side="right"))] / unit for rank in (np.floor(place), np.ceil(place))
     )
-    return float(below + (above - below) * (place - np.floor(place)))
+    return float(
+        below + (above - below) * (place % 1) if place % 1 < 0.5 else above - (above - below) * (1 - place % 1)
+    )
 
 
 def foreground(image: npt.NDArray[np.floating], inside: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:

@@ -52,7 +52,7 @@ class Answers:
     @property
     def target(self) -> tuple[float, ...]:
         """Return the spacing to which cases are resampled, in mm along each axis in the order of the volumes."""
-        median, tenth = ([quantile(counts, share) / STEPS_PER_MM for counts in self.spacing] for share in (0.5, 0.1))
+        median, tenth = ([quantile(counts, share, STEPS_PER_MM) for counts in self.spacing] for share in (0.5, 0.1))
         return target_spacing(median, [quantile(counts, 0.5) for counts in self.size], tenth)
 
 
@@ -80,7 +80,7 @@ def plan_of(answers: Answers, *, channels: Sequence[str], outputs: int, memory: 
     without_zeros = answers.cropped > MOST_CHANGED * answers.cases
     return {
         "dataset_name": "federation", "plans_name": "nnUNetPlans", "image_reader_writer": READER,
-        "original_median_spacing_after_transp": [quantile(answers.spacing[a], 0.5) / STEPS_PER_MM for a in order],
+        "original_median_spacing_after_transp": [quantile(answers.spacing[a], 0.5, STEPS_PER_MM) for a in order],
         "original_median_shape_after_transp": [round(quantile(answers.size[axis], 0.5)) for axis in order],
         "transpose_forward": list(order), "transpose_backward": [order.index(axis) for axis in range(len(order))],
         "experiment_planner_used": "ExperimentPlanner", "label_manager": "LabelManager",

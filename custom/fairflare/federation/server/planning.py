@@ -73,7 +73,10 @@ class Planning(Rounds):
     def _counted(self, number: int, target: tuple[float, ...], record: RoundRecord) -> dict[str, Any]:
         """Ask one question, and return the sums of the answers by name, with the memory of each site's GPU."""
         record.current_round = number
-        asked, reports = {ASKED: torch.tensor([float(number), *target])}, dict[str, dict[str, Any]]()
+        asked, reports = (
+            {ASKED: torch.tensor([float(number), *target], dtype=torch.float64)},
+            dict[str, dict[str, Any]](),
+        )
         names = [f"{kind}_{axis}" for kind in KINDS[number] for axis in range(3)]
         secure = self.sums is not None
 

@@ -32,6 +32,7 @@ from fairflare.reporting.results import RoundRecord
 PLAN = "plan.json"
 USUAL_MEMORY = 8.0  # memory in GB of the GPU that nnU-Net plans for
 HUS = HIGHEST_HU - LOWEST_HU + 1
+SLACK = 1e-3  # share by which rounding may move a sum of histograms
 
 
 class Planning(Rounds):
@@ -110,14 +111,21 @@ class Planning(Rounds):
             summed = self.sums.counts(record, asked, like, record.accepted)
         except SitesLost as lost_sites:
             raise RoundFailed(f"plan: {lost_sites.args[0]}; ask again") from lost_sites
-        whole: dict[str, Any] = {name: summed[f"{name}.sum"].numpy() for name in shapes}
+        whole: dict[str, Any] = {
+            name: sums.round() if name in names else sums for name in shapes for sums in [summed[f"{name}.sum"].numpy()]
+        }
         cases = sum(reports[site][CASES] for site in record.accepted)
-        for name in names:
-            counts = np.rint(whole[name])
-            if counts.min() < 0 or counts.sum() != cases:
-                raise RoundFailed(f"plan: the sum of {name} is of {counts.sum():g} cases, the sites have {cases}")
-            whole[name] = Counter({value: int(counts[value]) for value in np.flatnonzero(counts).tolist()})
-        return {**whole, CROPPED: float(whole[CROPPED][0]), MEMORY: memory}
+        for name, counts in whole.items():
+            low, most = (cases, cases) if name in names else (0, cases * (1 + SLACK) * max(1, len(self.task.of_ct)))
+            if counts.min(initial=0) < -SLACK or not low <= counts.sum() <= most:
+                raise RoundFailed(
+                    f"plan: the sum of {name} is of {counts.sum():g} cases, the sites have {cases}; the smallest count "
+                    f"is {counts.min(initial=0):g}; a site lies, and nobody can say which"
+                )
+        return {
+            **whole, **{name: +Counter(dict(enumerate(whole[name].astype(int).tolist()))) for name in names},
+            CROPPED: float(whole[CROPPED][0]), MEMORY: memory,
+        }  # fmt: skip
 
 
 def _axes(counts: Mapping[str, Any], kind: str) -> list[Counter[int]]:
@@ -164,6 +172,6 @@ def read_counts(
             bool(names is not None and number == len(KINDS) - 1 and len(foreground) != (0 if secure else size)),
     })  # fmt: skip
     total_share = float(foreground.sum())
-    if not math.isfinite(total_share) or total_share > channels * counts[CASES] * (1 + 1e-3):
+    if not math.isfinite(total_share) or total_share > channels * counts[CASES] * (1 + SLACK):
         refuse_if(site, {f"field {FOREGROUND!r} has a sum of {total_share:g}, above the number of cases": True})
     return counts

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
+from fairflare.base.checks import gathered
 from fairflare.core.aggregation.clipping import COUNTERS, PARAMETERS, VARIANCES, Clip, clipped_states
 from fairflare.core.weighting import CAP_TOLERANCE, capped_weights, excess_of, feasible_bound, tempered_weights
 from fairflare.federation.plan.bounds import AUTO, Bounds, auto_share
@@ -19,6 +21,26 @@ from fairflare.methods.base.rule import LayerWeights, SiteWeights, State, Weighi
 from fairflare.reporting.documents import Warned
 
 MAJORITY = 0.5 + 1e-9
+
+
+class Words(NamedTuple):
+    """Say in warnings what weights are.
+
+    Attributes:
+        part: end of the name of a bound that cuts them.
+        what: what one weight is called.
+        when: when they are cut, if not at once.
+        layers: number of layers; ``None`` for weights of whole models.
+    """
+
+    part: str = ""
+    what: str = "weight"
+    when: str = ""
+    layers: int | None = None
+
+    def where(self, over: Sequence[float]) -> str:
+        """Return in how many of the layers a weight is above a limit."""
+        return "" if self.layers is None else f" in {len(over)} of {self.layers} layers"
 
 
 class Influence:
@@ -74,7 +96,7 @@ class Influence:
 
     def remembered(self, weights: SiteWeights) -> SiteWeights:
         """Return a rule's weights, limited to the bounds, before the rule saves them for later rounds."""
-        return self._bound_sites(weights, ", remembered", "weight", " before it is remembered")
+        return self._bounded({"": weights}, Words(", remembered", "weight", " before it is remembered"))[""]
 
     def bound_made(self, weights: SiteWeights) -> SiteWeights:
         """Return weights cut to the bounds, for averages that an aggregation rule computes itself (CReFF's gradients).
@@ -112,7 +134,8 @@ class Influence:
         Warn of each site that has more than half of the weight in the round, or in some layers.
         """
         if weighing.layers is not None:
-            layers = self._bounded(weighing.layers, what="weight up to", count=len(weighing.layers), majority=True)
+            layers = self._bounded(weighing.layers, words := Words(what="weight up to", layers=len(weighing.layers)))
+            self._warn_of_majority(layers, words)
             if layers == weighing.layers:
                 return weighing
             record = {
@@ -122,53 +145,47 @@ class Influence:
             return replace(weighing, layers=layers, record=record)
         if weighing.sites is None:
             return weighing
-        sites, buffers = self._bound_sites(weighing.sites, majority=True), weighing.buffers
+        whole, buffers = self._bounded({"": weighing.sites}, Words()), weighing.buffers
+        self._warn_of_majority(whole, Words())
         if buffers is not None:
-            buffers = self._bound_sites(buffers, ", buffers", "weight of its buffers")
-        return replace(weighing, sites=sites, buffers=buffers)
+            buffers = self._bounded({"": buffers}, Words(", buffers", "weight of its buffers"))[""]
+        return replace(weighing, sites=whole[""], buffers=buffers)
 
     # -- pieces
 
-    def _bound_sites(
-        self, weights: SiteWeights, part: str = "", what: str = "weight", when: str = "", *, majority: bool = False
-    ) -> SiteWeights:
-        return self._bounded({"": weights}, part, what, when, majority=majority)[""]
-
-    def _bounded(
-        self,
-        given: LayerWeights,
-        part: str = "",
-        what: str = "weight",
-        when: str = "",
-        *,
-        count: int | None = None,
-        majority: bool = False,
-    ) -> dict[str, SiteWeights]:
-        """Return the weights of each layer, limited to the bounds, and warn of each bound that changed a weight.
-
-        Args:
-            given: the sites' weights by layer; weights of whole models are given as those of a single layer.
-            part, what, when: words for the warnings: kind and name of the weights, and when they are cut.
-            count: number of layers; ``None`` if the weights are those of whole models.
-            majority: whether to warn also of a site that has more than half of the weight.
-        """
-        sites, most = sorted(next(iter(given.values()), {})), self.bounds.max_excess
-        limit = self._limit(len(sites))
+    def _bounded(self, given: LayerWeights, words: Words) -> dict[str, SiteWeights]:
+        """Return the weights of each layer (whole models: of one), limited to the bounds; warn of what a bound cut."""
+        limit = self._limit(len(next(iter(given.values()), {})))
         capped = {name: self._capped(by, limit) for name, by in given.items()}
-        bounded = {name: self._tempered(by) for name, by in capped.items()}
-        for site in sites if limit is not None else ():
-            held = [by.get(site, 0.0) for by in given.values()]  # a missing weight is found later, by the weights' sum
-            text = f"{what} {{}} cut to {limit:.4g}{when}{{}} (max_weight)"
-            self._warn_above(site, f"max_weight{part}", held, limit, text, count)
-        if most is not None:
-            text = f"weights above the equal share, {{}} together, brought to {most:.4g}{{}} (max_excess)"
-            self._warn_above(
-                "", f"max_excess{part}", [excess_of(by) for by in capped.values() if by], most, text, count
-            )
-        for site in sites if majority and len(sites) != 2 else ():  # one of two sites nearly always holds more
-            held = [by.get(site, 0.0) for by in bounded.values()]
-            self._warn_above(site, "majority", held, None, f"{what} {{}}, more than all others together{{}}", count)
-        return bounded
+        self._warn_of_cuts(given if limit is not None else {}, capped, limit or 0, words)
+        return {name: self._tempered(by) for name, by in capped.items()}
+
+    def _warn_of_cuts(self, given: LayerWeights, capped: LayerWeights, limit: float, words: Words) -> None:
+        """Warn of each site with a weight above ``limit``, and where weights lie too far above the equal share."""
+        for site, over in _above(given, limit + CAP_TOLERANCE).items():
+            self._warn(
+                site, f"max_weight{words.part}", max(over), limit,
+                f"{words.what} {max(over):.4g} cut to {limit:.4g}{words.when}{words.where(over)} (max_weight)",
+                words.layers and len(over),
+            )  # fmt: skip
+        if (most := self.bounds.max_excess) is not None and (
+            over := [excess for by in capped.values() if by and (excess := excess_of(by)) > most + CAP_TOLERANCE]
+        ):
+            self._warn(
+                "", f"max_excess{words.part}", max(over), most,
+                f"weights above the equal share, {max(over):.4g} together, brought to {most:.4g}{words.where(over)} "
+                "(max_excess)",
+                words.layers and len(over),
+            )  # fmt: skip
+
+    def _warn_of_majority(self, weights: LayerWeights, words: Words) -> None:
+        """Warn of a site with more than half of the weight; of two sites, one nearly always has it."""
+        for site, over in _above({n: by for n, by in weights.items() if len(by) != 2}, MAJORITY).items():
+            self._warn(
+                site, "majority", max(over), max(over),
+                f"{words.what} {max(over):.4g}, more than all others together{words.where(over)}",
+                words.layers and len(over),
+            )  # fmt: skip
 
     def _capped(self, weights: SiteWeights, limit: float | None) -> SiteWeights:
         return weights if limit is None else capped_weights(weights, limit)
@@ -190,23 +207,6 @@ class Influence:
             self._warn("", "max_weight", float(wanted), bound, text)
         return bound
 
-    def _warn_above(
-        self, site: str, kind: str, values: Iterable[float], limit: float | None, text: str, count: int | None
-    ) -> None:
-        """Warn when some values are above a limit.
-
-        Args:
-            site, kind, text: parts of the warning.
-            values: the values, one for each layer.
-            limit: the limit; ``None`` for half of the weight.
-            count: number of all layers, for a warning of the form "in 2 of 5 layers"; ``None`` if there are no layers.
-        """
-        least = MAJORITY if limit is None else limit + CAP_TOLERANCE
-        if over := [value for value in values if value > least]:
-            where = "" if count is None else f" in {len(over)} of {count} layers"
-            used, layers = max(over) if limit is None else limit, None if count is None else len(over)
-            self._warn(site, kind, max(over), used, text.format(f"{max(over):.4g}", where), layers)
-
     def _warn_cut(self, site: str, kind: str, value: float, used: float, text: str) -> None:
         if used != value:
             self._warn(site, kind, value, used, text)
@@ -214,6 +214,11 @@ class Influence:
     def _warn(self, site: str, kind: str, value: float, used: float, text: str, layers: int | None = None) -> None:
         if (warning := Warned(site, kind, value, used, text, layers)) not in self.warnings:
             self.warnings.append(warning)
+
+
+def _above(layers: LayerWeights, least: float) -> dict[str, list[float]]:
+    """Return the weights above ``least`` of each site that has one, in the order of the sites' names."""
+    return gathered(sorted((site, w) for by in layers.values() for site, w in by.items() if w > least))
 
 
 def _describe_clip(clip: Clip, factor: float) -> str:

@@ -345,10 +345,7 @@ def test_validation_may_be_switched_off_and_is_not_empty_otherwise() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"phantom": "fundos"},
-            "^phantom.* got 'fundos'",
-        ),
+        ({"phantom": "fundos"}, "^phantom.* got 'fundos'"),
         ({"num_own_test": 31}, "num_own_test must be at least 32 for 8"),
         ({"label_noise_sites": 6}, "^label_noise_sites of num_sites=5.* got 6$"),
         ({"corrupted_sites": 6}, "^corrupted_sites of num_sites=5.* got 6$"),
@@ -365,6 +362,15 @@ def test_validation_may_be_switched_off_and_is_not_empty_otherwise() -> None:
 def test_a_bad_plan_is_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(PhantomPlan(), **settings)  # type: ignore[arg-type]
+
+
+def test_a_plan_cannot_be_changed() -> None:
+    """Check that no key of saved images changes."""
+    plan = PhantomPlan()
+    with pytest.raises(AttributeError, match=r"replace\(plan, seed=\.\.\.\)"):
+        plan.seed = 1
+    assert plan == PhantomPlan()
+    assert replace(plan, seed=1).seed == 1
 
 
 def test_plans_of_equal_settings_are_equal_and_any_other_setting_makes_another() -> None:

@@ -88,7 +88,7 @@ PHANTOMS: Mapping[str, ClassPhantom] = {
 class PhantomPlan(Dealt):
     """Store all settings that determine a synthetic federation. The defaults are a small FedISM setting.
 
-    Plans of equal settings are equal and share cached images. A plan must not be changed; ``dataclasses.replace`` makes
+    Plans of equal settings are equal and share cached images. A plan cannot be changed; ``dataclasses.replace`` makes
     another plan.
 
     Args:
@@ -155,6 +155,11 @@ class PhantomPlan(Dealt):
     def __hash__(self) -> int:
         return hash(astuple(self))
 
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(
+            f"{name} of a plan cannot be set; dataclasses.replace(plan, {name}=...) makes another plan"
+        )
+
     @property
     def kind(self) -> ClassPhantom:
         """Return the description of the phantom whose images the plan draws."""
@@ -163,12 +168,9 @@ class PhantomPlan(Dealt):
     @property
     def splits(self) -> tuple[str, ...]:
         """Return the names of the splits that every site has."""
-        names = ["training", "validation", "test", "test_common"]
-        if self.corrupted_sites:
-            names += ["test_clean", "test_corrupted"]
-        if self.attributes:
-            names += [f"test_{attribute}" for attribute in self.kind.attributes]
-        return tuple(names)
+        worse = ("test_clean", "test_corrupted") if self.corrupted_sites else ()
+        of_people = (f"test_{attribute}" for attribute in (self.kind.attributes if self.attributes else ()))
+        return ("training", "validation", "test", "test_common", *worse, *of_people)
 
     def is_corrupted(self, index: int) -> bool:
         """Return whether site number ``index`` (from 0) has corrupted images."""

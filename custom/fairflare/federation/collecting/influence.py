@@ -162,7 +162,7 @@ class Influence:
 
     def _warn_of_cuts(self, given: LayerWeights, capped: LayerWeights, limit: float, words: Words) -> None:
         """Warn of each site with a weight above ``limit``, and where weights lie too far above the equal share."""
-        for site, over in _above(given, limit + CAP_TOLERANCE).items():
+        for site, over in _list_above(given, limit + CAP_TOLERANCE).items():
             self._warn(
                 site, f"max_weight{words.part}", max(over), limit,
                 f"{words.what} {max(over):.4g} cut to {limit:.4g}{words.when}{words.where(over)} (max_weight)",
@@ -180,7 +180,7 @@ class Influence:
 
     def _warn_of_majority(self, weights: LayerWeights, words: Words) -> None:
         """Warn of a site with more than half of the weight; of two sites, one nearly always has it."""
-        for site, over in _above({n: by for n, by in weights.items() if len(by) != 2}, MAJORITY).items():
+        for site, over in _list_above({n: by for n, by in weights.items() if len(by) != 2}, MAJORITY).items():
             self._warn(
                 site, "majority", max(over), max(over),
                 f"{words.what} {max(over):.4g}, more than all others together{words.where(over)}",
@@ -216,7 +216,7 @@ class Influence:
             self.warnings.append(warning)
 
 
-def _above(layers: LayerWeights, least: float) -> dict[str, list[float]]:
+def _list_above(layers: LayerWeights, least: float) -> dict[str, list[float]]:
     """Return the weights above ``least`` of each site that has one, in the order of the sites' names."""
     return gathered(sorted((site, w) for by in layers.values() for site, w in by.items() if w > least))
 

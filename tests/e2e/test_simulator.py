@@ -17,6 +17,7 @@ from fairflare.recipes import FairRecipe
 from tests.bundles import two_sites, write_bundle
 from tests.federation.test_channels import volumes
 from tests.tiny import run_document
+from tests.unit.test_nnunet_task import plan as tiny_plan
 
 from .conftest import ROOT, run_simulator, tiny_recipe
 
@@ -100,6 +101,22 @@ def test_with_a_process_for_each_task_it_gives_the_same_bits(job, simulate, tmp_
     assert run.results["test"] == run_document(whole)["test"]
     (there,), (here,) = run.results["rounds"], run_document(whole)["rounds"]
     assert there["layers"] == here["layers"]
+
+
+@pytest.mark.long
+def test_the_task_of_a_plan_gives_the_bits_of_one_process(tmp_path):
+    settings = {
+        "plan": tiny_plan(), "num_classes": 2, "phantom_cases": 0.2, "local_steps": 1, "batch_size": 1, "overlap": 0.0,
+    }  # fmt: skip
+    recipe = FairRecipe("fed_lwr", task="nnunet", sites=2, num_rounds=1, settings=settings)
+    recipe.export(str(tmp_path / "jobs"))
+    run = run_simulator(tmp_path, tmp_path / "jobs" / recipe.name, threads=2)
+    assert run.code == 0, run.log[-3000:]
+    here = run_local(recipe.plan, tmp_path / "here")
+    single = torch.load(here.parent / "FL_global_model.pt", weights_only=True)["model"]
+    assert global_model(run).keys() == single.keys()
+    assert all(torch.equal(tensor, single[name]) for name, tensor in global_model(run).items())
+    assert run.results["test"] == run_document(here)["test"]
 
 
 OWN_TASK = """

@@ -75,7 +75,7 @@ def main() -> None:
             sites = by_site(plan, {})
             reached, seconds = fmean(sites.values()), time.process_time() - started
             shares.append(reached / known[alike] if known[alike] else float("nan"))
-            guessed = 1 / plan.task.classes if plan.method.task == "classification" else 0.0
+            guessed = 1 / plan.task.classes if plan.task.classes else 0.0
             marks = ["" if shares[-1] >= LEAST else f"BEHIND {WHY.get(name, '')}"]
             marks += [f"NO BETTER THAN GUESSING: {site}" for site, value in sites.items() if value <= guessed]
             fed_avg = f"worst site {min(sites.values()):.3f}  fed_avg {known[alike]:.3f}  {shares[-1]:5.2f}"

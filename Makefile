@@ -58,7 +58,7 @@ test-lightning: $(EXTRAS)/.made
 # sites; POC and killed sites.
 walkthroughs: $(STAMP)
 	$(BIN)/python -m pytest -m walk -n 3 --dist loadgroup --durations 0 --durations-min 10 \
-		tests/e2e/test_walks.py tests/e2e/test_filters.py tests/e2e/test_poc.py tests/e2e/test_written_examples.py
+		tests/e2e/test_walks.py tests/e2e/test_filters.py tests/e2e/test_poc.py "tests/e2e/test_written_examples.py::test_an_example_runs[poc]"
 
 walks: $(STAMP)
 	$(BIN)/python -m pytest -m walk -n 2 --dist loadfile

@@ -34,10 +34,13 @@ MADE = {
 }
 
 
+MINUTES = ("poc", "compare", "bundle3d")  # poc in make walkthroughs, the others in make walks alone
+
+
 @pytest.mark.e2e
 @pytest.mark.long
 @pytest.mark.timeout(700)
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.walk) if n == "poc" else n for n in EXAMPLES])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.walk) if n in MINUTES else n for n in EXAMPLES])
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
     target = tmp_path / name
     written = CliRunner().invoke(app, ["examples", name, str(target)])

@@ -70,7 +70,8 @@ def test_the_file_is_short_and_stands_alone_and_the_page_names_each_function() -
             assert re.search(rf"\b(def|class) {name.rpartition('.')[2]}\b", (ROOT / folder / place).read_text("utf-8"))
 
 
-@pytest.mark.long
+@pytest.mark.walk
+@pytest.mark.timeout(700)
 def test_the_notebook_runs_and_its_last_cell_finds_both_models_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,12 +41,11 @@ def test_masks_are_those_of_predict(structures: int, output: str, least: float, 
     export(own, "nnunet", tmp_path / "model")
     (tmp_path / "masks").mkdir()
     files = []
-    turns = (np.diag([1.0, 1, 1, 1]), np.diag([-1.0, -1, 1, 1]))  # RAS, LPS
-    for number in range(6):
+    for number, turn in enumerate((np.diag([1.0, 1, 1, 1]), np.diag([-1.0, -1, 1, 1]))):  # RAS, LPS
         size = [round(0.8 * side) for side in own.task.patch_size[::-1]]
         values = rng.normal(size=size).cumsum(0).cumsum(1).cumsum(2).astype(np.float32)
         values[:3] = 0  # an edge
-        affine = turns[number % 2] @ np.diag([*(mm * (1 + 0.1 * number) for mm in spacing[::-1]), 1])
+        affine = turn @ np.diag([*(mm * (1 + 0.2 * number) for mm in spacing[::-1]), 1])
         files.append(tmp_path / f"case{number}_0000.nii.gz")
         nibabel.save(nibabel.Nifti1Image(values, affine), files[-1])
     command = [sys.executable, "-c", SCRIPT, tmp_path / "model", tmp_path / "masks", *files]

@@ -18,7 +18,6 @@ from fairflare.methods.base.home import fitting, keep
 from fairflare.methods.base.reports import NO_IMAGES, Field
 from fairflare.methods.base.rule import RoundInputs, SendsBeside, State, SumOfKept, Weighing
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun
-from fairflare.methods.fed_prox import JOB
 
 CONTROL = "control"  # name under which a site stores its control variate
 
@@ -148,8 +147,8 @@ METHODS = [
         training=ControlledTraining,
         group="control",
         source="Karimireddy et al., ICML 2020",
+        num_rounds=5,
         site={"learning_rate": 0.1},
         keeps=("optimizer", "momentum", "learning_rate"),
-        **JOB,
     )
 ]

@@ -1,7 +1,7 @@
-"""Define what this job learns: network, loss, metrics and data source. Edit it to bring your own."""
+"""Define what this job learns: network, loss, metric and data source. Edit it to bring your own."""
 
-from fairflare import ClassificationTask
+from fairflare import SegmentationTask
 
 
-class Task(ClassificationTask):
+class Task(SegmentationTask):
     """Override ``build_model`` for another network, ``open_site`` for another way to find and read images."""

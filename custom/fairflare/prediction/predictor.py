@@ -31,7 +31,7 @@ from fairflare.tasks.volumes.base import VolumeSettings
 from fairflare.tasks.volumes.nnunet import NnUNetTask
 
 BATCH = 8  # number of slices in one forward pass of the network
-LEAST = 1e-6  # smallest share of a voxel that the network saw
+LEAST = 1e-3  # smallest share of a voxel that the network saw
 TRACKED = "num_batches_tracked"  # last part of the name of a batch norm's counter in the state dict
 
 
@@ -149,7 +149,7 @@ class Predictor:
         with_extent = MetaTensor(torch.cat([outputs * extent, extent]), affine=image.affine)
         values = plain(back(with_extent, affine, whole.image.shape[1:]))
         seen = values[-1:]  # share of each voxel that the network saw
-        return task.probabilities(values[:-1] / seen.clamp(min=LEAST)) * (seen > 0) if raw else values[:-1]
+        return task.probabilities(values[:-1] / seen.clamp(min=LEAST)) * (seen > LEAST) if raw else values[:-1]
 
 
 def load_predictor(

@@ -27,7 +27,7 @@ test-long: $(STAMP)
 
 # Tests of real images: make test-real FAIRFLARE_REAL_DATA=FOLDER
 test-real: $(STAMP)
-	$(BIN)/python -m pytest -m "real_data" -n 2 --dist loadfile --durations 10
+	$(BIN)/python -m pytest -m "real_data and not walk" -n 2 --dist loadfile --durations 10
 
 # LoRA, by the extra `adapters`.
 test-adapters: $(EXTRAS)/.made
@@ -63,17 +63,17 @@ walkthroughs: $(STAMP)
 walks: $(STAMP)
 	$(BIN)/python -m pytest -m walk -n 2 --dist loadfile
 
-# Hostile replies and bundles; CI sends 100 for each method and phase: make fuzz FUZZ="--replies 300".
+# Hostile replies and bundles; CI sends 40 for each method and phase: make fuzz FUZZ="--replies 300".
 FUZZ ?= --cases 5000
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz $(FUZZ) --workers 2
 
-# Types for the oldest and the newest Python too; those that are installed must at least read every file.
+# Types for the oldest Python too; those that are installed must at least read every file.
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	for version in 3.10 3.14; do $(BIN)/mypy --python-version $$version --no-warn-unused-ignores || exit 1; done
+	$(BIN)/mypy --python-version 3.10 --no-warn-unused-ignores
 	for python in python3.10 python3.12 python3.13 python3.14; do if $$python -c "" 2>/dev/null; then $$python -c "import ast, pathlib; \
 		[ast.parse(p.read_text(encoding='utf-8'), str(p)) for d in ('custom', 'tools', 'tests') for p in pathlib.Path(d).rglob('*.py')]" || exit 1; fi; done
 

@@ -61,7 +61,7 @@ SHARES = {"of other images": (0.1, 0.2, 0.5), "mirrored": (0.1, 0.2, 0.5), "move
 
 
 @pytest.mark.real_data
-@pytest.mark.long
+@pytest.mark.walk
 @pytest.mark.timeout(1800)
 def test_forty_disturbances_of_real_masks(real_data: Path) -> None:
     """At least 30 of 40 are named rightly, by the files too, and none of the 11 sites as they are."""

@@ -200,7 +200,8 @@ def test_a_papers_sweep_is_a_row_for_each_value() -> None:
 @pytest.mark.parametrize("command", ["run", "export", "compare"])
 def test_the_option_paper_stands_with_a_name_or_without(command: str, given: list[str], paper: str | None) -> None:
     more = ["--out", "x"] if command == "export" else []
-    context = get_command(app).commands[command].make_context(command, [*given, *more])  # type: ignore[attr-defined]
+    group: Any = get_command(app)
+    context = group.get_command(None, command).make_context(command, [*given, *more])
     assert context.params["paper"] == paper
     wanted = {"small": paper is None, "paper": None if paper == "default" else paper}
     assert which_paper(paper) == wanted

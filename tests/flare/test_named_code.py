@@ -443,7 +443,6 @@ PLACES = {
     "fairflare/examples/poc/allow.py subprocess.run": "fairflare's own commands, of an example that a person runs",
     "fairflare/exchange/sent_tensors.py re.compile": "exchange of the job, on names of the network's tensors",
     "fairflare/exchange/sent_tensors.py re.search": "the same",
-    "fairflare/federation/collecting/influence.py text.format": "texts of the module",
     "fairflare/federation/plan/task_files.py importlib.util.spec_from_file_location": "the user's --task-file",
     "fairflare/federation/plan/site_training.py importlib.import_module": "only a LocalTraining of ours is made",
     "fairflare/methods/base/catalog.py importlib.import_module": "our methods; the user's --method-file",

@@ -155,6 +155,6 @@ def test_a_lie_within_the_range_moves_the_median_by_no_more_than_its_cases(tmp_p
     plan, _ = planned(tmp_path / "run", [*honest, lies])
     spacings = np.sort([case.spacing for site in honest for case in site], 0)
     (middle,) = {(len(spacings) + len(lies) - 1) // 2}
-    found = [plan["original_median_spacing_after_transp"][k] for k in plan["transpose_backward"]]
-    assert (np.array(found) <= spacings[middle + 1] + 1e-9).all()
-    assert (np.array(found) >= spacings[middle - len(lies)] - 1e-9).all()
+    spacing = [plan["original_median_spacing_after_transp"][k] for k in plan["transpose_backward"]]
+    assert (np.array(spacing) <= spacings[middle + 1] + 1e-9).all()
+    assert (np.array(spacing) >= spacings[middle - len(lies)] - 1e-9).all()

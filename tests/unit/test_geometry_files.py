@@ -596,8 +596,8 @@ def test_each_stack_by_itself(tmp_path: Path) -> None:
     volume = np.concatenate([distinct("a", "b"), distinct("c", "d")], axis=2)
     places, each = [(0, 0, 2.0 * k) for k in range(5)], [{"MREchoSequence": {"EffectiveEchoTime": e}} for e in (1, 2)]
     path = enhanced(tmp_path / "two.dcm", volume, places * 2, WAYS["axial"], [each[k // 5] for k in range(10)])
-    said = r"EffectiveEchoTime \(1.0, 2.0\). Export"
-    with pytest.raises(DataError, match=said):
+    refusal = r"EffectiveEchoTime \(1.0, 2.0\). Export"
+    with pytest.raises(DataError, match=refusal):
         read_image(Sample(path, 0, 0), site="a", split="test")
     for number, part in enumerate((slice(0, 5), slice(5, 10))):
         path = enhanced(tmp_path / f"{number}.dcm", volume[:, :, part], places, WAYS["axial"])

@@ -177,14 +177,14 @@ def test_a_class_of_the_main_script_is_no_part_of_a_job() -> None:
     """Refuse it as rule, training, a part of them, filter, and in FLARE's own recipe; accept it in one process."""
     rule, training = of_main(FedAvg), of_main(LocalTraining)
     part = of_main(type(FedMRL().weighting))
-    told = "^Mine is a class .*: write Mine into"
+    refusal = "^Mine is a class .*: write Mine into"
     for given in ({"rule": rule()}, {"training": training()}, {"rule": FedMRL(weighting=part())}):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=refusal):
             FairRecipe(**{"method": None if "rule" in given else "fed_avg", **given}, sites=2)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=refusal):
         FairAggregator(rule=rule())
     own_filter = type("Mine", (Part,), {"__module__": "__main__"})()
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=refusal):
         FedAvgRecipe(sites=2).add_client_output_filter(own_filter, tasks=["train"])
     assert make_plan(rule=rule(), training=training(), sites=2).method.title == "Mine"
     refuse_main(FedAvg())

@@ -106,7 +106,7 @@ def test_no_form_starts_a_chain(form: str, tmp_path: Path) -> None:
             [sys.executable, *command], cwd=tmp_path, env=env, stdin=given, stdout=out, stderr=out
         )
         try:
-            while process.poll() is None and len(seen) <= MOST and time.monotonic() - began < 240:
+            while process.poll() is None and len(seen) <= MOST and time.monotonic() - began < 480:
                 seen |= processes(mark)
                 time.sleep(0.1)
         finally:

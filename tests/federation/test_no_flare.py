@@ -62,7 +62,7 @@ def python(program: str, *arguments: str, folder: Path) -> str:
     environment = {"PYTHONPATH": str(PACKAGE), "OMP_NUM_THREADS": "1", "HOME": str(folder), "PATH": ""}
     done = subprocess.run(
         [sys.executable, "-c", REFUSING + program + END, *arguments],
-        capture_output=True, text=True, timeout=300, env=environment, cwd=folder,
+        capture_output=True, text=True, timeout=540, env=environment, cwd=folder,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

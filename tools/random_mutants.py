@@ -83,7 +83,7 @@ def dotted(path: Path) -> str:
 
 
 def drawn(count: int, seed: int, rooms: Sequence[str]) -> list[Change]:
-    """Return as many changes of statements in rooms (folders of a package) as asked for; each of another statement."""
+    """Return as many changes of statements in rooms (folders, files) as asked for; each of another statement."""
     found: list[tuple[str, Callable[[], Change]]] = []
     for path in sources(rooms):
         text, seen = path.read_text(encoding="utf-8"), Counter[str]()
@@ -100,9 +100,10 @@ def drawn(count: int, seed: int, rooms: Sequence[str]) -> list[Change]:
 
 
 def sources(rooms: Sequence[str] = ()) -> list[Path]:
-    """Return the files of rooms in any of the packages; of all of them without a room."""
+    """Return the files of rooms (folders or files of any of the packages); of all of them without a room."""
     found = [path for path in PACKAGES.rglob("*.py") if not LEFT_OUT & {*path.parts}]
-    return sorted(path for path in found if not rooms or path.relative_to(PACKAGES).parts[1] in rooms)
+    within = {path: Path(*path.relative_to(PACKAGES).parts[1:]) for path in found}
+    return sorted(path for path in found if not rooms or any(within[path].is_relative_to(room) for room in rooms))
 
 
 def statements(tree: ast.AST) -> Iterator[tuple[ast.stmt, tuple[str, ...], list[ast.AST]]]:

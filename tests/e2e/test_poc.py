@@ -20,6 +20,7 @@ from fairflare.tasks.volumes.plan_file import read_plan
 from tests.bundles import METADATA, train_config, write_volumes
 from tests.federation.test_channels import volumes
 from tests.tiny import run_document
+from tests.unit.test_nnunet_task import plan
 
 from .conftest import ROOT, TINY
 from .poc_tools import SERVER, PocSystem, poc_system, processes, wait_for
@@ -149,6 +150,9 @@ def job_of(kind: str, places: dict[str, Any], out: Path) -> Path:
     elif what == "channels":
         settings = {"channels": CHANNELS, "features": [4, 4, 8, 8, 8, 4], "patches": 1, "local_epochs": 1}
         recipe = FairRecipe("fed_avg", task="volume_segmentation", settings=settings, **short)
+    elif what == "nnunet":
+        settings = {"plan": plan(), "num_classes": 2, "local_steps": 1, "batch_size": 1, "overlap": 0.0}
+        recipe = FairRecipe("fed_avg", task="nnunet", settings=settings, **short, **carried)
     elif what == "MONAI bundle":
         recipe = FairRecipe("fed_avg", monai_bundle=places["bundle"], **short, **carried)
     else:
@@ -168,6 +172,7 @@ def job_of(kind: str, places: dict[str, Any], out: Path) -> Path:
         "stats",
         "plan",
         "channels",
+        "nnunet, preinstalled",
         "script",
         "script, process",
     ],
@@ -175,7 +180,7 @@ def job_of(kind: str, places: dict[str, Any], out: Path) -> Path:
 def test_every_kind_of_job_is_submitted(kind: str, poc: PocSystem, places: dict[str, Any], tmp_path: Path) -> None:
     """Submit each kind of job with ``nvflare job submit``, which parses files of a job, and see it complete."""
     data = places["channels" if kind == "channels" else "own"]
-    if kind.startswith(("MONAI", "stats", "plan", "channels")):
+    if kind.startswith(("MONAI", "stats", "plan", "channels", "nnunet")):
         for site in SITES:
             poc.edit_local(site, "fairflare.json", lambda c, block=data[site]: c.update(block))
     try:

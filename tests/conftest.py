@@ -13,6 +13,7 @@ from functools import cache, wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 import typer.testing
@@ -111,8 +112,12 @@ OUTSIDE = {
 MISSING = {name: f"no {what}: {variable} names no folder" for name, (variable, what) in OUTSIDE.items()}
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", default="1/1", metavar="K/N", help="of the long tests only part K of N, drawn by name")
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip tests of others' images or bundles whose folder nobody names; a folder that does not exist is an error.
 
     Of a test with the mark ``many`` the first case is of the first tier, or those of ``many(KEY, ...)``: the numbers of
@@ -134,6 +139,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(name)
             if not given[name]:
                 item.add_marker(pytest.mark.skip(reason=MISSING[name]))
+    part, parts = map(int, config.getoption("--part").split("/"))
+    others = {i for i in items if i.get_closest_marker("long") and crc32(i.nodeid.encode()) % parts != part - 1}
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item not in others]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -147,7 +147,6 @@ METHODS = [
         training=ControlledTraining,
         group="control",
         source="Karimireddy et al., ICML 2020",
-        num_rounds=5,
         site={"learning_rate": 0.1},
         keeps=("optimizer", "momentum", "learning_rate"),
     )

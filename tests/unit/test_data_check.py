@@ -89,7 +89,8 @@ def test_good_data(tmp_path: Path) -> None:
         site(tmp_path / name, True, ord(name), class_names=["x", "y", "z"])
     code, text = check(tmp_path)
     assert code == 0, text
-    assert "18 usable images at 2 site(s); 0 problem(s), 0 note(s)" in text
+    assert "18 usable images at 2 site(s); 0 problem(s), 2 note(s)" in text
+    assert "note: a: 3 test case(s): no verdict on a site, which takes 5" in text
     assert "  training: 3 (x 1, y 1, z 1)" in text
     assert "a: width x height 40x40: 9" in text
 

@@ -154,7 +154,7 @@ RUNS: dict[str, tuple[dict[str, Any], list[str]]] = {
          "Figures "
          "of sites rest on those that all have: s1.",
          "In Dice (over: s1), a has the worst value, 0.700; whether chance explains that is not known: fewer than two "
-         "sites have what a test needs, 5 test cases among it.",
+         "sites have what a test needs: 5 test cases, and figures that scatter.",
          "Next: see whether all sites label alike what was found nowhere (fairflare check-data), and train longer; "
          "averages do not show that it is missing."],
     ),
@@ -318,8 +318,8 @@ COMPARISONS: dict[str, tuple[list[Any], list[str]]] = {
     "one row has other sites, another one not": (
         [*seeds("a", PLAIN), *seeds("b", {**PLAIN, "site-4": 0.7}), *seeds("c", PLAIN, step=0.001)],
         [OTHER_SITES,
-         "In 3 of 3 runs of a, 3 of 3 runs of c: Average and spread of Dice are over 3 of 4 sites, without site-4 (it "
-         "never connected).", UNSHOWN],
+         "In 3 of 3 runs of a, 3 of 3 runs of c: Average and spread of Dice are over 3 of 4 sites, without site-4 (no "
+         "site of this run).", UNSHOWN],
     ),
     "other seeds, and other sites": (
         [*seeds("a", PLAIN, 1), run(label="b", seed=7), *seeds("c", {"site-8": 0.7, "site-9": 0.8}, 1)],
@@ -329,14 +329,14 @@ COMPARISONS: dict[str, tuple[list[Any], list[str]]] = {
         [*seeds("a", PLAIN, 6), *seeds("b", PLAIN, 6, step=0.001)],
         ["The interval of a difference to a excludes 0, but that is not shown (the table says why): b (average +0.001 "
          "[+0.000, +0.001]), b (std -0.001 [-0.002, -0.000]), b (worst +0.003 [+0.001, +0.004]).",
-         UNSHOWN, "Of a (first of 6 alike in 6 runs): In Dice, site-2 has the worst value, 0.600; "
+         UNSHOWN, "In 6 of 6 runs of a, here the first: In Dice, site-2 has the worst value, 0.600; "
          f"{UNTESTED} (Metric.mean_of_images).",
          "Next: more seeds (fairflare compare --seeds 12) or more test cases show smaller differences."],
     ),
     "all sites have what is expected": (
         seeds("a", dict.fromkeys(PLAIN, 0.7), inequality=standing_of(dict.fromkeys(PLAIN, (0.7, 0.7, 1.0)))),
-        ["Of a (first of 3 alike in 3 runs): No site can be told from the others in Dice: each has what is expected if "
-         "all were equally good."],
+        ["In 3 of 3 runs of a, here the first: No site can be told from the others in Dice: each has what is "
+         "expected if all were equally good."],
     ),
     "two methods are equal": ([*seeds("a", PLAIN), *seeds("b", PLAIN)], [UNKNOWN]),  # 0 with every seed says nothing
     "a difference within noise": (  # of the std 0, -.00012, -.00047: Student's t of three seeds reaches beyond 0

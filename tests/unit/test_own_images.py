@@ -251,7 +251,7 @@ def test_groups_on_both_sides() -> None:
 def test_check_data_tells_of_likely_patients_in_training_and_test(tmp_path: Path) -> None:
     told = fairflare("check-data", site(tmp_path / "A"))
     assert "no 'patient' is named, and by the names of files images of 2 of 6 groups (p03, p04)" in told
-    assert "1 note(s) [0]" in told
+    assert "2 note(s) [0]" in told
     assert "no 'patient'" not in fairflare("check-data", site(tmp_path / "B", patient=True))
 
 

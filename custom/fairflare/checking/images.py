@@ -30,6 +30,7 @@ from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.checking.label_probe import compared
 from fairflare.checking.volumes import CHECKED, EMPTY, FULL, LINES, look_at_masked, shapes_of
 from fairflare.core.statistics.channels import Channels, described
+from fairflare.core.statistics.intervals import FEW
 from fairflare.core.statistics.label_maps import exchanged, features_of, regions_of
 from fairflare.data.datalist import SPLITS, DataError, Datalist, Sample, load_datalist
 from fairflare.data.geometry import Misfit, notes_of
@@ -58,8 +59,7 @@ PLACES = 3  # number of places of one image that a message names
 # For structures that a site marks seldom, or only as lines: share of masks from which all other sites mark a structure,
 # share up to which this site marks it, and number of masks.
 MOST, LESS, FEWER = 0.95, 0.8, 2
-# p-value below which a difference between two splits is reported; number of the most frequent combinations of findings
-# that the probe of the labels distinguishes.
+# p-value of a reported difference between splits; number of combinations of findings that the probe tells apart.
 CHANCE, COMBINED = 0.001, 16
 COLUMNS = ["site", "split", "place", "patient", "content", "target"]  # of a table with a row per image
 
@@ -188,6 +188,8 @@ def check_sites(
         *(Problem(listed.site, text, grave=False) for _, listed in opened for text in listed.doubts),
         *_names(opened, task.findings is not None), *_codes(reports), *_same_images(frame), *_people(frame),
         *_unnamed_people(opened),
+        *(Problem(a.site, f"{n} test case(s): no verdict on a site, which takes {FEW}", grave=False)
+          for _, a in opened for n in [len({s.patient or s.image for s in a.splits.get("test", ())})] if 0 < n < FEW),
         *_silent(reports, task.class_labels, dict(zip(called, task.structures, strict=True)), file),
         *([] if task.class_labels else _seldom(reports)),
         *(Problem(site, line, grave=False) for site, line in (*odd_images(images), *apart(drawn))),

@@ -212,7 +212,7 @@ def _why_untested(results: RunResults, metric: str) -> str:
         "under differential privacy nothing is sent that is not counted": not inequality and info.privacy,
         "the task does not say how its metric is made of images (Metric.mean_of_images)": not inequality,
         "how sure an adjusted figure is is not known": adjusted,
-        f"fewer than two sites have what a test needs, {FEW} test cases among it": True,
+        f"fewer than two sites have what a test needs: {FEW} test cases, and figures that scatter": True,
     })  # fmt: skip
 
 

@@ -244,10 +244,10 @@ def missing_reason(results: RunResults, metric: str, site: str, model: str = LAS
     info, why = results.info, next((left.reason for left in results.left_out if left.site == site), "")
     reason = next((cell.reason or UNDEFINED for cell in cells if cell and math.isnan(cell.counted)), "")
     return first_of({
+        "no site of this run": site not in sites_of(results),
         "it never connected": info.connected is not None and site not in info.connected,
         reason: reason,
         f"left out: {why}": why and None in cells,
-        "no site of this run": site not in sites_of(results),
         NO_VALUE: True,
     })  # fmt: skip
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fairflare.base.checks import first_of, gathered, true_texts
+from fairflare.core.statistics.intervals import FEW
 from fairflare.reporting.documents import Inequality, RunResults
 from fairflare.reporting.findings import (
     BEYOND,
@@ -34,7 +35,7 @@ from fairflare.reporting.notes import (
 )
 from fairflare.reporting.standing import more_unequal, sources, tested
 from fairflare.reporting.values import guess_of, label_of, rests_on, spell_metric
-from fairflare_lab.compare.differences import BETTER, MEASURES, ONE_SEED, OTHER_SITES, WORSE, Difference
+from fairflare_lab.compare.differences import BETTER, MEASURES, NOT_KNOWN, ONE_SEED, OTHER_SITES, WORSE, Difference
 from fairflare_lab.compare.group_gaps import average_seeds, judged, named
 from fairflare_lab.compare.rows import Row, setting_difference, settings_of
 from fairflare_lab.compare.rows import named as label_and_start
@@ -110,7 +111,10 @@ def comparison_findings(
         *_last_site(row, metric),
     ]  # fmt: skip
     kinds, totals = {one.kind for one in findings}, [d for d in differences if d.measure in MEASURES]
-    seeds = max((len(d.values) for d in totals), default=0)
+    seeds, sparse = (
+        max((len(d.values) for d in totals), default=0),
+        sorted({site for d in totals if d.verdict == NOT_KNOWN for site in d.sparse_sites}),
+    )
     steps = next_steps({
         "train the rows that learnt nothing until they learn, before the methods are compared": NOTHING in kinds,
         "see whether all sites label alike what was found nowhere (fairflare check-data), and train longer": (
@@ -119,8 +123,9 @@ def comparison_findings(
         "look in the table by site at what a method that is fairer costs each site, before it is chosen": any(
             d.measure == "std" and d.verdict == BETTER for d in totals
         ),
-        f"more seeds (fairflare compare --seeds {max(5, 2 * seeds)}) or more test cases show smaller differences": any(
-            d.verdict not in (BETTER, WORSE, OTHER_SITES) for d in totals
+        f"more test cases: a verdict takes {FEW} at each site, and {listed(sparse)} have fewer": sparse != [],
+        f"more seeds (fairflare compare --seeds {max(5, 2 * seeds)}) or more test cases show smaller differences": (
+            not sparse and any(d.verdict not in (BETTER, WORSE, OTHER_SITES) for d in totals)
         ),
     })  # fmt: skip
     return ordered([*findings, *steps])
@@ -253,10 +258,10 @@ def _last_site(row: Row, metric: str) -> list[Finding]:
     last = [one for run in learnt for one in site_findings(run, metric) if one.kind == CHANCE]
     sites = Counter(one.figures["site"] for one in last).most_common(1)
     return [
-        Finding(CHANCE, f"Of {row.label} ({alike}): {first.text}", first.figures)
+        Finding(CHANCE, f"In {alike} of {row.label}, here the first: {first.text}", first.figures)
         for site, count in sites
         for first in [next(one for one in last if one.figures["site"] == site)]
-        for alike in [f"first of {count} alike in {counted(len(row.runs), 'run')}"]
+        for alike in [f"{count} of {counted(len(row.runs), 'run')}"]
     ]
 
 

@@ -319,6 +319,19 @@ def test_a_section_where_there_is_something(tmp_path, section, more, monkeypatch
     assert not any(str(a.get("href")).startswith(("figures/", "tables/")) for tag, a in page.tags if tag == "a")
 
 
+def test_similarity_scatters_over_the_seeds(tmp_path, quick_pictures):
+    runs = three({"fed_lwr": [0.5, 0.6]})
+    for apart, run in zip((0.1, 0.3), runs, strict=True):
+        of_layer = {site: {"weight": 0.5, "dissimilarity": apart} for site in ("site-1", "site-2")}
+        run["rounds"][0]["layers"] = {"first": of_layer, "last": of_layer}
+    page_of(write_comparison(tmp_path, runs))
+    with (tmp_path / "report" / "tables" / "similarity.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [(float(row["1 - similarity mean"]), float(row["1 - similarity sd"])) for row in rows] == [
+        pytest.approx((0.2, 0.1))
+    ] * 2
+
+
 def test_who_took_part(tmp_path):
     run = one()
     run["rounds"][1].update(

@@ -21,9 +21,12 @@ def layers(material: Material) -> Section:
     names = list(dict.fromkeys(layer for _, _, layer, _, of in values if of.get("weight") is not None))
     places = {layer: place for place, layer in enumerate(names)}
     weights = ((r, s, places[layer], w) for r, _, layer, s, of in values if (w := of.get("weight")) is not None)
-    unlike = gathered(
-        ((r, site, n), apart) for r, n, _, site, of in values if (apart := of.get("dissimilarity")) is not None
-    )
+    unlike = collect_values(material, lambda record: {
+        site: statistics.fmean(values) for site, values in gathered(
+            (site, apart) for by_site in (record.layers or {}).values() for site, of in by_site.items()
+            for apart in [of.get("dissimilarity")] if apart is not None
+        ).items()
+    })  # fmt: skip
     parts: list[Picture | Table] = [
         *site_parts(
             material, frame(weights), "layer_weights", "Weight of each site in each layer",
@@ -31,7 +34,7 @@ def layers(material: Material) -> Section:
             "weight", names, LineOptions(along="layer"),
         ),
         *site_parts(
-            material, frame((*key, statistics.fmean(of)) for key, of in unlike.items()), "similarity",
+            material, unlike, "similarity",
             "How unlike each site's features are to the anchor's (1 - similarity)",
             "Mean over the layers; 0 is alike. Logarithmic.", "1 - similarity",
             options=LineOptions(worst_first=False, log=True),

@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", "--jobs", type=int, default=1, help="how many run at once")
     parser.add_argument("--random", type=int, metavar="N", help="draw N changes instead of those of the list")
     parser.add_argument("--seed", type=int, default=0, help="of the drawn changes")
-    parser.add_argument("--rooms", nargs="*", default=(), metavar="ROOM", help="folders or files of a package to draw from")
+    parser.add_argument("--rooms", nargs="*", default=(), metavar="ROOM", help="folders or files of a package")
     parser.add_argument("--seconds", type=float, default=60, help="processor time of the tests of a drawn change")
     chosen = parser.parse_args(arguments)
     if chosen.random:

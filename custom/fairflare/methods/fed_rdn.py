@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 NORM = "input_norm"
 TOLD = "input_statistics"
-#: Pictures lie in [0, 1], volumes may be standardised. A plan clips them at the percentiles 0.5 and 99.5, of which none
-#: is farther from the mean than 14.2 standard deviations (Chebyshev).
-FARTHEST = 15.0
 
 
 @dataclass
@@ -102,10 +99,12 @@ class FedRDN(FedAvg):
         Yan et al., section 3.
     """
 
+    # Pictures lie in [0, 1], volumes may be standardised. A plan clips them at the percentiles 0.5 and 99.5, of which
+    # none is farther from the mean than 14.2 standard deviations (Chebyshev).
     report_fields = (
-        Field("input_mean", "vector", low=-FARTHEST, high=FARTHEST, of=TRAINING, home_ok=True, reveals=REVEALS,
+        Field("input_mean", "vector", low=-15, high=15, of=TRAINING, home_ok=True, reveals=REVEALS,
               doc="mean of all pixels of the training images, by channel"),
-        Field("input_std", "vector", low=0, high=FARTHEST, of=TRAINING, home_ok=True, same_length_as="input_mean",
+        Field("input_std", "vector", low=0, high=15, of=TRAINING, home_ok=True, same_length_as="input_mean",
               reveals=REVEALS, doc="standard deviation of these pixels, by channel"),
     )  # fmt: skip
     directive_docs: ClassVar[dict[str, str]] = {

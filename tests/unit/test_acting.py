@@ -28,13 +28,15 @@ VAIN: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [  # and what lets
     ("q_fed_avg", {"probe_loss": "la", "criterion": "task", "task": "c"}, "probe_loss='la' would do nothing",
      {"criterion": "fedlc"}),
     ("fed_avg", {"best_lambda": 2.0}, "best_by=mean_minus_std, and best_by is 'mean'", {"best_by": "mean_minus_std"}),
-    ("fed_avg", {"crt_epochs": 2, "task": "c"}, "crt_rounds above 0 or true, and crt_rounds is 0", {"crt_rounds": 1}),
+    ("fed_avg", {"crt_epochs": 2, "task": "c"}, "crt_rounds other than 0, empty or false, and crt_rounds is 0",
+     {"crt_rounds": 1}),
     ("fed_lwr", {"cka_passes": 2}, "cka_estimator is 'full_biased'", {"preset": "authors"}),
-    ("moon", {"temperature": 0.2, "mu": 0}, "mu above 0 or true, and mu is 0", {"mu": 1}),
-    ("fed_ism", {"beta": 0.3, "saga": False}, "saga above 0 or true, and saga is False", {"saga": True}),
+    ("moon", {"temperature": 0.2, "mu": 0}, "mu other than 0, empty or false, and mu is 0", {"mu": 1}),
+    ("fed_ism", {"beta": 0.3, "saga": False}, "saga other than 0, empty or false, and saga is False", {"saga": True}),
     ("fed_mrl", {"fair_max": 5.0, "use_fair": False}, "use_fair is False", {"use_fair": True}),
     ("fed_mas", {"severity": 2, "corrupted_sites": 0}, "corrupted_sites is 0", {"corrupted_sites": 1}),
-    ("fed_avg", {"augmentation": ["flip"]}, "augment above 0 or true, and augment is False", {"augment": True}),
+    ("fed_avg", {"augmentation": ["flip"]}, "augment other than 0, empty or false, and augment is False",
+     {"augment": True}),
 ]  # fmt: skip
 
 

@@ -227,7 +227,7 @@ def test_the_nearest_names_take_the_place_of_all() -> None:
         ValueError, match=r"^task must be one of 90 names, got 'setting_1x'; did you mean 'setting_1' or"
     ):
         choice("task", "setting_1x", many)
-    with pytest.raises(ValueError, match=r"no setting 'zzz'; `fairflare describe fed_avg` has all \d+$"):
+    with pytest.raises(ValueError, match=r"no setting 'zzz'; `fairflare describe fed_avg` has all$"):
         make_plan("fed_avg", settings={"zzz": 1})
 
 

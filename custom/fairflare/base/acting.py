@@ -36,7 +36,9 @@ class OnlyWith:
 
     def __str__(self) -> str:
         return self.other + (
-            f"={' or '.join(map(str, self.values))}" if self.values else " above 0 or true" * (not self.fact)
+            f"={' or '.join(map(str, self.values))}"
+            if self.values
+            else " other than 0, empty or false" * (not self.fact)
         )
 
     def fits(self, value: Any) -> bool:

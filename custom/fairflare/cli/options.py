@@ -46,12 +46,12 @@ DEVICE = (
 #: word before ``: `` is another command; ``{}`` stands for the value, and alone for an argument with one of the names;
 #: a text that begins with a space is the whole answer.
 SPELLED: dict[tuple[str, ...], tuple[str, ...]] = {
-    ("epochs", "num_epochs", "n_epochs", "local_epoch", "e"): ("--set local_epochs={}",),
+    ("epochs", "epoch", "num_epochs", "n_epochs", "local_epoch", "e"): ("--set local_epochs={}",),
     ("lr", "learning_rate"): ("--set learning_rate={}",),
     ("batch", "bs", "batch_size", "b"): ("--set batch_size={}",),
     ("model", "models", "net", "arch", "backbone", "network", "checkpoint"): ("{}", "--set network={}"),
     ("images", "image", "input"): ("{}", "--source {}"),
-    ("clients", "num_clients", "n_clients", "num_sites", "n_sites", "nodes", "n"): ("--sites {}",),
+    ("clients", "client", "num_clients", "n_clients", "num_sites", "n_sites", "nodes", "n"): ("--sites {}",),
     ("num_rounds", "n_rounds", "communication_rounds"): ("--rounds {}",),
     ("method", "methods", "algorithm", "strategy"): ("{}",),
     ("data_dir", "data_path", "data_root", "datalist", "data", "src", "root", "i"): ("--data {}", "--source {}"),
@@ -281,7 +281,13 @@ def _spelled(command: str, words: Sequence[str], wrong: str, has: Sequence[str])
                 break
         else:
             line.append(shlex.quote(word))
-    return f". Meant is probably: fairflare {command} {' '.join(line)}" if answered else ""
+    # Two methods, of which one came with --method, are for compare.
+    return (
+        ""
+        if not answered
+        else _guess_meaning(command, shlex.split(" ".join(line)))
+        or (f". Meant is probably: fairflare {command} {' '.join(line)}")
+    )
 
 
 def _guess_meaning(command: str, words: Sequence[str]) -> str:

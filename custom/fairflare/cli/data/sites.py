@@ -104,7 +104,13 @@ def names_of(sites: str | None) -> list[str] | None:
 
 def file_in(data: Path) -> Path:
     """Return the site file for ``--data``: the path itself, or the file ``fairflare.json`` in a folder."""
-    return data / "fairflare.json" if data.is_dir() else data
+    return (
+        data / "fairflare.json"
+        if data.is_dir()
+        else data.with_name("fairflare.json")
+        if data.name == "manifest.json"
+        else data
+    )
 
 
 def say_unread(file: Path, content: Mapping[str, Any]) -> None:

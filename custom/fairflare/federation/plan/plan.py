@@ -459,7 +459,7 @@ def route_settings(
             known = sorted(set().union(*owners, LIKE_SETTINGS))
             if owner in OF_SITES:
                 raise ValueError(f"{key!r} is set by each site itself, in its local/fairflare.json (--data)")
-            where = f"`fairflare describe {method.name}` has all {len(known)}"
+            where = f"`fairflare describe {method.name}` has all"
             hint = unknown(key, [name + dot + rest for name in known], where)
             raise ValueError(f"method {method.name!r} has no setting {key!r}{hint}")
     return parts

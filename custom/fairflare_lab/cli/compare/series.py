@@ -199,7 +199,7 @@ def read_entry(text: str) -> Entry:
     method, _, rest = text.partition(":")
     if problem := checks.first_of({
         f"a row is METHOD or METHOD:NAME=VALUE,NAME=VALUE, got {text!r}": not method,
-        f"rows are separated by spaces: {method.replace(',', ' ')}": "," in method,
+        f"rows are words, separated by spaces: {method.replace(',', ' ')}": {",", " "} & {*method} != set(),
     }):  # fmt: skip
         raise ValueError(problem)
     settings: dict[str, Any] = {}

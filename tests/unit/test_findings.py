@@ -308,7 +308,7 @@ COMPARISONS: dict[str, tuple[list[Any], list[str]]] = {
     ),
     "a site is ahead in every run": (
         seeds("a", PLAIN, **AHEAD),
-        ["By more than chance explains in Dice: site-1 is ahead (in 3 of 3 runs of a)."],
+        ["Beyond what chance explains in Dice: site-1 is ahead (in 3 of 3 runs of a)."],
     ),
     "the groups differ": (
         seeds("a", PLAIN, groups=people(accuracy_gap=(0.1, 0.25), auc_gap=(0.0, 0.31))),

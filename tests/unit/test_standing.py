@@ -332,7 +332,7 @@ def test_a_comparison_says_what_equal_sites_would_show_and_on_sites() -> None:
     words = " ".join(compare(read_all(runs)).split())
     assert f"Standard deviation between equally good sites: fed_avg {chance:.3f} by sampling alone." in words
     assert words.startswith(
-        "By more than chance explains in Dice: site-3 is behind, site-1 is ahead, site-2 is ahead (in 1 of 2 runs of "
+        "Beyond what chance explains in Dice: site-3 is behind, site-1 is ahead, site-2 is ahead (in 1 of 2 runs of "
         "fed_avg). In 1 of 2 runs of fed_avg, here the first: No site is shown to be behind in Dice. Furthest below is "
         "site-3 "
     )

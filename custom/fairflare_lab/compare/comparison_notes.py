@@ -106,7 +106,7 @@ def comparison_findings(
         *(Finding(FEWER, text) for text in _missing_runs(runs, complete, rows, reference)),
         *(Finding(FEWER, t if place == everywhere else f"In {place}: {t}") for t, place in parts.items()),
         *_verdicts(differences, reference),
-        *_counted(rows, BEYOND, f"By more than chance explains in {name}", lambda run: _apart(tested(run, metric))),
+        *_counted(rows, BEYOND, f"Beyond what chance explains in {name}", lambda run: _apart(tested(run, metric))),
         *_people({row.label: row.runs for row in rows}, reference),
         *_last_site(row, metric),
     ]  # fmt: skip

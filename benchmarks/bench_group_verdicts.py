@@ -23,9 +23,9 @@ import numpy as np
 
 from fairflare.core.statistics.group_intervals import gap_intervals
 from fairflare.core.statistics.group_metrics import cases_of, gaps_of
-from fairflare.core.statistics.group_sums import FOLDS, Sums, add_parts, added, leave_each_out
+from fairflare.core.statistics.group_sums import FOLDS, Sums, add_parts, add_sums, leave_each_out
 from fairflare.federation.site.groups import FIELDS, GroupTable, read_groups
-from fairflare_lab.compare.differences import corrected
+from fairflare_lab.compare.differences import correct_p_values
 from fairflare_lab.compare.group_gaps import Key, Value, Values, difference_of
 
 METHODS = 5
@@ -80,11 +80,11 @@ def federation(
 
 def at_the_server(sites: list[dict[str, Sums]]) -> dict[str, Value]:
     """Return gaps over all sites, and what each is without every part of the cases in turn."""
-    groups = {name: added([of[name] for of in sites]) for name in NAMES}  # of each part of the cases
+    groups = {name: add_sums([of[name] for of in sites]) for name in NAMES}  # of each part of the cases
     whole, nan = {name: add_parts(of) for name, of in groups.items()}, (np.nan, np.nan)
     ends, cases = gap_intervals(whole), min(map(cases_of, whole.values()))
     without = [dict(zip(NAMES, of, strict=True)) for of in zip(*map(leave_each_out, groups.values()), strict=True)]
-    gaps, *each = (gaps_of(of, added([*of.values()])) for of in (whole, *without))
+    gaps, *each = (gaps_of(of, add_sums([*of.values()])) for of in (whole, *without))
     found = {name: Value(gap, ends.get(name, nan), [of[name] for of in each], cases) for name, gap in gaps.items()}
     return {name: value for name, value in found.items() if np.isfinite(value.value)}  # below a floor some stay
 
@@ -100,7 +100,7 @@ def counted(
         for reference, method in pairs_of(smaller):
             key = (method, "sex", measure)
             told = difference_of(key, some, reference) if key in some else None
-            found[measure, many][corrected([told])[0].verdict if told else ""] += 1
+            found[measure, many][correct_p_values([told])[0].verdict if told else ""] += 1
     return found
 
 
@@ -128,7 +128,7 @@ def of_figures(smaller: float, cases: int, args: argparse.Namespace) -> dict[int
         for many in SEEDS:
             some = {key: {s: of_seed[s] for s in range(many)} for key, of_seed in values.items()}
             told = difference_of(("second", "sex", "dice_gap"), some, "first")
-            found[many][corrected([told])[0].verdict if told else ""] += 1
+            found[many][correct_p_values([told])[0].verdict if told else ""] += 1
     return found
 
 

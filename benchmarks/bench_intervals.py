@@ -19,7 +19,7 @@ import numpy.typing as npt
 from scipy.special import stdtrit
 
 from fairflare.base.cases.resampling import draws
-from fairflare.core.statistics.intervals import LEVEL, degrees, holm, skewness, widened
+from fairflare.core.statistics.intervals import LEVEL, degrees, holm, skewness, widen_draws
 from fairflare_lab.statistics.seed_intervals import Estimate, aggregate_sites, estimate, shared_variance
 
 Array = npt.NDArray[np.float64]
@@ -92,7 +92,7 @@ def on_draws(values: Array) -> Array:
 def averages(values: Array) -> Estimate:
     """Estimate the average over the sites; ``values`` (..., seeds, sites, units)."""
     measured, units = values.mean(-1), [values.shape[-1]] * SITES
-    drawn = widened(measured, on_draws(values), units)
+    drawn = widen_draws(measured, on_draws(values), units)
     parts = drawn.mean(-3).var(-1)  # of each site
     skew = skewness(drawn.mean((-3, -2)))
     return estimate(measured.mean(-1), shared_variance(drawn.mean(-2)), degrees(parts, units, DRAWS), skew)
@@ -139,7 +139,7 @@ def false_words(world: World, seeds: int, repeats: int, rng: np.random.Generator
     for part in parts_of(repeats, 20):
         own = by_patient(world, part, seeds, rng, rows + 1) / np.sqrt(2) + level[:, None]
         measured = own.mean(-1)
-        drawn = widened(measured, on_draws(own), units)
+        drawn = widen_draws(measured, on_draws(own), units)
         values, on = aggregate_sites(measured, True), aggregate_sites(drawn, True, -2)
         parts = {name: np.empty((part, rows, SITES)) for name in values}
         for site in range(SITES):

@@ -151,7 +151,7 @@ def shuffled_volumes(folder: Path) -> None:
         ("kept, then", {"decoded_folder": kept}),
     ):
         reading._decode.cache_clear()
-        reading._measured.cache_clear()
+        reading._measure_bounds.cache_clear()
         decoded[0] = 0
         task = SegmentationTask(image_size=(64, 64))
         data = task.open_site("a", {"data_root": str(folder), "cache_bytes": 0, **own})

@@ -3,7 +3,7 @@
     python benchmarks/bench_memory_reuse.py [--sizes 64 96 192] [--repeat 3] [--steps 20]
 
 A U-Net (BasicUNet, 16 to 128 channels), batch of 8, one thread. Each figure is a process of its own, in turns: the
-plain loop as the C library comes; the same loop inside ``reused_memory``; FairFlare's site half inside it.
+plain loop as the C library comes; the same loop inside ``reuse_memory``; FairFlare's site half inside it.
 Milliseconds are processor time of a step, the least of the turns; page faults are those of one step; the ratio is that
 of the medians to the plain loop's. The last column is what a process holds at its peak.
 """
@@ -56,10 +56,10 @@ def main() -> None:
 
 def measured(way: str, size: int, steps: int) -> tuple[float, float, float]:
     """Return milliseconds and page faults of a step, and the peak of this process's memory in MB."""
-    from fairflare.base.machine.memory_reuse import reused_memory
+    from fairflare.base.machine.memory_reuse import reuse_memory
 
     torch.set_num_threads(1)
-    with nullcontext() if way == "plain" else reused_memory("cpu"):
+    with nullcontext() if way == "plain" else reuse_memory("cpu"):
         step = steps_of(way, size)
         for _ in range(WARM_UP):
             step()

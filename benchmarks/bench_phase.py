@@ -31,7 +31,7 @@ import numpy as np
 import torch
 
 from bench_cka import reference
-from fairflare.base.machine.memory_reuse import reused_memory
+from fairflare.base.machine.memory_reuse import reuse_memory
 from fairflare.cli.options import parse_settings
 from fairflare.core.features.joint_pass import JointPass
 from fairflare.core.similarity import parameter_layers
@@ -165,7 +165,7 @@ def report(given: argparse.Namespace, phases: list[Phase]) -> None:
     for turn in range(-1, given.repeat):  # the first turn only allocates memory
         for name, work in works.items():
             start = time.process_time()
-            with reused_memory("cpu"):
+            with reuse_memory("cpu"):
                 found[name] = {phase.worker.site: work(phase) for phase in phases}
             if turn >= 0:
                 seconds[name].append(time.process_time() - start)

@@ -1,8 +1,8 @@
 """Measure what secure sums cost at a site and at the server, beside the plain mean of the same models.
 
-Site: an update is turned into numbers of the ring, masked and written into the log (``SumLog.masked``). Server: the
-vectors of all sites are added, their own masks taken off, and every tensor read (``Addition``). The ratio of the server
-is to ``weighted_average`` of the same updates in float32, already in memory; that of the bytes is to float32. No
+Site: an update is turned into numbers of the ring, masked and written into the log (``SumLog.mask_update``). Server:
+the vectors of all sites are added, their own masks taken off, and every tensor read (``Addition``). Its ratio is
+to ``weighted_average`` of the same updates in float32, already in memory; that of the bytes is to float32. No
 message travels. Processor seconds of one thread, the best of the runs.
 
 With ``--run`` a second table instead: a round of runs with and without ``secure=sums`` in one process, in which nearly
@@ -80,15 +80,15 @@ def measure(num_sites: int, megabytes: float, bits: int, repeat: int, folder: Pa
         SumLayout.make(updates[sites[0]]),
     )
     logs = {site: SumLog(site, folder / site, "bench") for site in sites}
-    sent = {site: logs[site].masked(asked, pairs[site], layout, updates[site])[0] for site in sites}
-    at_site, _ = best(repeat, lambda: logs[sites[0]].masked(asked, pairs[sites[0]], layout, updates[sites[0]]))
+    sent = {site: logs[site].mask_update(asked, pairs[site], layout, updates[site])[0] for site in sites}
+    at_site, _ = best(repeat, lambda: logs[sites[0]].mask_update(asked, pairs[sites[0]], layout, updates[sites[0]]))
     own = {site: logs[site].release(asked, pairs[site], sites) for site in sites}
 
     def summed() -> dict[str, torch.Tensor]:
         total = Addition(asked, layout)
         for site in sites:
             total.add(site, sent[site])
-        return {name: tensor.float() for name, tensor in total.opened(own).items()}
+        return {name: tensor.float() for name, tensor in total.open_sum(own).items()}
 
     at_server, found = best(repeat, summed)
     error = max(float((found[name] - mean[name]).abs().max()) for name in mean)

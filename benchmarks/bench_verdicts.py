@@ -33,7 +33,7 @@ from fairflare.reporting.documents import RunResults, encode_value
 from fairflare.reporting.sites.clinical import clinical_of
 from fairflare.reporting.sites.own_models import SHOULD, SHOULD_NOT, personal
 from fairflare.reporting.standing import standing
-from fairflare_lab.compare.differences import BETTER, MEASURES, WORSE, corrected, differences_of
+from fairflare_lab.compare.differences import BETTER, MEASURES, WORSE, correct_p_values, differences_of
 from fairflare_lab.compare.group_gaps import Value, difference_of
 from fairflare_lab.compare.left_out import Unseen
 from fairflare_lab.compare.unseen import unseen_of
@@ -332,7 +332,7 @@ def of_gaps(cases: int, seeds: int) -> World:
                 s: Value(float(gaps[0, s]), (0.0, 1.0), gaps[1:, s].tolist(), cases) for s in range(seeds)
             }
         found = difference_of(("second", "sex", "dice_gap"), values, "first")
-        return {corrected([found])[0].verdict} & {BETTER, WORSE} if found else set()
+        return {correct_p_values([found])[0].verdict} & {BETTER, WORSE} if found else set()
 
     return one
 

@@ -27,7 +27,7 @@ from fairflare.federation.server.opening import Opening
 from fairflare.federation.transports.local import RUN_DIR, run_local
 from fairflare.reporting.documents import RunResults
 from fairflare.reporting.results import read_results
-from fairflare.reporting.values import answered, collect_by_site, site_columns
+from fairflare.reporting.values import collect_by_site, list_answering_sites, site_columns
 from fairflare.tasks.volumes.segmentation import VolumeSegmentationTask
 from fairflare_lab.phantoms.volumes import patients
 
@@ -85,7 +85,7 @@ def written(folder: Path, site: str, seed: int) -> dict[str, Any]:
 def tests_of(results: RunResults) -> dict[str, dict[str, float]]:
     """Return the last model's test metrics, ``{site: {metric: value}}``."""
     columns = {name: collect_by_site(results, name) for name in site_columns(results)}
-    return {site: {name: of[site] for name, of in columns.items()} for site in answered(results)}
+    return {site: {name: of[site] for name, of in columns.items()} for site in list_answering_sites(results)}
 
 
 def main() -> None:

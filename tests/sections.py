@@ -13,7 +13,7 @@ from fairflare.core.statistics.areas import ALL
 from fairflare.reporting.documents import RunResults, encode_value
 from fairflare.reporting.groups import attributes_of, gaps_at, groups_at
 from fairflare.reporting.standing import standing
-from fairflare.reporting.values import NO_VALUE, cells_of, global_values, linked, withheld_reason
+from fairflare.reporting.values import NO_VALUE, are_linked, cells_of, global_values, withheld_reason
 
 OLD = (
     "validation", "test", "fairness", "test_best", "fairness_best", "resampled", "resampled_units", "suppressed",
@@ -165,7 +165,7 @@ def as_before(document: Mapping[str, Any]) -> Document:
                 {s: math.nan if (v := test.get(s, {}).get(name)) is None else v for s in sites},
                 higher_is_better=higher_is_better(name, info.higher_is_better),
                 suppressed=[s for s, names in of["suppressed"].items() if name in names],
-                linked=linked(results, name),
+                linked=are_linked(results, name),
             ).as_dict()
             for name in dict.fromkeys(n for own in (*test.values(), *of["suppressed"].values()) for n in own)
         }

@@ -443,7 +443,7 @@ def _backed(claim: str, said: str) -> set[tuple[str, bool]]:
 
 def what_ran(runs: Sequence[Mapping[str, Any]]) -> str:
     """Say rows, seeds, rounds, sites and time of completed runs in a sentence."""
-    from fairflare.reporting.layout import counted
+    from fairflare.reporting.layout import format_count
 
     ends = [(run["started"], run["finished"]) for run in runs if run.get("started") and run.get("finished")]
     took = sum((datetime.fromisoformat(end) - datetime.fromisoformat(begun)).total_seconds() for begun, end in ends)
@@ -451,15 +451,15 @@ def what_ran(runs: Sequence[Mapping[str, Any]]) -> str:
     labels = {run["info"]["label"] for run in runs}
     seeds = sorted({int(run["info"]["seed"]) for run in runs})
     rounds, sites = (
-        " or ".join(counted(n, what) for n in sorted(set(numbers)))
+        " or ".join(format_count(n, what) for n in sorted(set(numbers)))
         for what, numbers in (
             ("round", [int(run["info"]["num_rounds"]) for run in runs]),
             ("site", [len(run["info"]["sites"]) for run in runs]),
         )
     )
     return (
-        f"{counted(len(labels), 'row')}, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}, {rounds}, {sites}: "
-        f"{counted(len(runs), 'run')}, {told} of run time in all."
+        f"{format_count(len(labels), 'row')}, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}, {rounds}, "
+        f"{sites}: {format_count(len(runs), 'run')}, {told} of run time in all."
     )
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
 from rich.console import Console
 
-from fairflare.base.plugins import PYTHON, plugged
+from fairflare.base.plugins import PYTHON, load_plugins
 from fairflare.federation.collecting.transport import Listener
 
 if TYPE_CHECKING:
@@ -173,10 +173,10 @@ def run(
     """
     from fairflare.base.checks import first_of
     from fairflare.base.disk.files import safe_name
-    from fairflare.cli.data.own_images import fitted
+    from fairflare.cli.data.own_images import fit_request
     from fairflare.cli.data.sites import run_sites
     from fairflare.cli.run.folder import earlier_results, refuse_to_replace_run, site_settings
-    from fairflare.cli.run.here import logged, run_plan, stopped_by_signals
+    from fairflare.cli.run.here import run_plan, stop_by_signals, write_log
     from fairflare.cli.run.simulate import RUN_FOLDER, simulate
     from fairflare.federation.plan.request import RunRequest
     from fairflare.federation.plan.run_settings import usual_waits
@@ -202,7 +202,7 @@ def run(
             method=method, rule=rule, training=training, task=task, sites=names, num_rounds=rounds, seed=seed,
             settings=settings, **{**waits, **options, **paper},
         )  # fmt: skip
-        _, plan = fitted(request, local, None if data is None else Path(data), trial=True)
+        _, plan = fit_request(request, local, None if data is None else Path(data), trial=True)
         if simulator:
             from fairflare.flare.export.recipes import FairRecipe
 
@@ -210,13 +210,13 @@ def run(
     place.parent.mkdir(parents=True, exist_ok=True)
     with (
         quietly(log, notes) as written,
-        stopped_by_signals(written) as stop,
+        stop_by_signals(written) as stop,
         earlier_results(place, folder, experiment),
     ):
         if simulator:
             code = simulate(recipe, place, len(plan.sites or ()), local, log, written, stop)
         else:
-            with logged(log, "a"):
+            with write_log(log, "a"):
                 code = run_plan(plan, place, local, stop, [Bar(screen, plan.run.num_rounds)], jobs or 1)
     if stop.why:
         raise KeyboardInterrupt(stop.why)
@@ -288,7 +288,7 @@ def _find_in_lab(name: str) -> Any:
     Raises:
         ValueError: no package has it.
     """
-    if (function := plugged(PYTHON).get(name)) is None:
+    if (function := load_plugins(PYTHON).get(name)) is None:
         raise ValueError(f"fairflare.{name} comes with the package fairflare_lab, which is not installed here")
     return function
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fairflare.base.disk.locks import locked
+from fairflare.base.disk.locks import hold_lock
 from fairflare.base.disk.temporary import OWNER, OwnedFolder, sweep
 from fairflare.reporting.results import find_results
 from tests.tiny import FUNDUS as TINY
@@ -244,7 +244,7 @@ def test_a_folder_whose_owner_may_live_stays(tmp_path: Path, monkeypatch: pytest
     (dead / "model.pt").touch()
     (empty / OWNER).touch()  # it is just being made
     link.symlink_to(dead)
-    with locked(held / OWNER, "process 2", needed=True):
+    with hold_lock(held / OWNER, "process 2", needed=True):
         (found,) = sweep()
     assert found == f"removed {dead}, which a dead process left (process 1)"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fairflare-empty", "fairflare-held", "fairflare-link"]

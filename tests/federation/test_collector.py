@@ -22,7 +22,7 @@ from fairflare.federation.collecting import received_state as incoming
 from fairflare.federation.collecting.collector import Collector, QuorumError
 from fairflare.federation.collecting.context import RunContext
 from fairflare.federation.site.replies import OF_TEST, read_metrics, reasons
-from fairflare.methods.base.reports import Field, ReportError, read_report, shortened
+from fairflare.methods.base.reports import Field, ReportError, read_report, shorten_value
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_lwr import FedLWR
@@ -483,7 +483,7 @@ def test_what_is_read_of_a_report() -> None:
     "value", [None, True, 10**41, -(10**41), 3.5, "é" * 500, b"\x00" * 500, ["x" * 500], object(), math.nan]
 )
 def test_values_are_shortened(value: Any) -> None:
-    text = shortened(value)
+    text = shorten_value(value)
     assert text.isprintable()
     assert 0 < len(text) <= 80
 

@@ -25,7 +25,7 @@ from fairflare.data.preparers.pictures import prepare_images
 from fairflare.federation.collecting.phase import RoundFailed
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.site.clinical import COLUMNS, OF_CLASSES, ClinicalTable
-from fairflare.federation.site.facts import labels_of, measured_in
+from fairflare.federation.site.facts import find_measurable, labels_of
 from fairflare.federation.transports.local import run_local
 from fairflare.flare.statistics import ImageStatistics, statistics_here
 from fairflare.methods.base.catalog import all_methods
@@ -171,8 +171,8 @@ def test_which_findings_a_site_measures_and_tells(tmp_path: Path) -> None:
     data = task.open_site("a", site(tmp_path / "a", silent=1))
     assert data.known == (0, 2)
     assert data.class_cases("test").tolist() == [4, 0, 4]  # type: ignore[union-attr]
-    assert measured_in(data, Floor(data, 4)) == (0, 2)
-    assert measured_in(data, Floor(data, 5)) == ()
+    assert find_measurable(data, Floor(data, 4)) == (0, 2)
+    assert find_measurable(data, Floor(data, 5)) == ()
     facts = labels_of(task, data, True, Floor(data, 1))
     assert (facts["annotated"], facts["measured"]) == (["effusion", "mass"], ["effusion", "mass"])
     other = task.open_site("b", site(tmp_path / "b", zero=1))

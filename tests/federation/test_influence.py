@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.base.described import described
+from fairflare.base.described import describe_settings
 from fairflare.base.settings import build
-from fairflare.core.aggregation.clipping import clipped_states
+from fairflare.core.aggregation.clipping import limit_changes
 from fairflare.exchange.messages import Message
 from fairflare.federation.collecting.collector import Collector
 from fairflare.federation.collecting.influence import Influence
@@ -218,9 +218,9 @@ def test_the_sites_are_measured_once_a_round(tmp_path: Path, monkeypatch: pytest
 
     def count(states: Any, received: Any, factor: float) -> Any:
         measured.append(sorted(states))
-        return clipped_states(states, received, factor)
+        return limit_changes(states, received, factor)
 
-    monkeypatch.setattr("fairflare.federation.collecting.influence.clipped_states", count)
+    monkeypatch.setattr("fairflare.federation.collecting.influence.limit_changes", count)
     Run(tmp_path, sends(1e6), rule=FedLWR(), num_rounds=2, max_update_norm=3)()
     assert measured == [["site-1", "site-2", "site-3"]] * 2
 
@@ -512,7 +512,7 @@ def test_a_third_of_the_sites_never_holds_half() -> None:
     for sites in range(3, 40):
         for liars in range(1, sites // 2 + 1):
             given = {f"{k}": 1 / liars if k < liars else 0.0 for k in range(sites)}
-            found = Influence(HOSPITALS, sites).weighed(Weighing(sites=given)).sites or {}
+            found = Influence(HOSPITALS, sites).bound_weighing(Weighing(sites=given)).sites or {}
             held = sum(found[f"{k}"] for k in range(liars))
             assert sum(found.values()) == pytest.approx(1)
             assert held <= liars / sites + 0.16 + 1e-9
@@ -555,7 +555,7 @@ def test_bounds_are_set_like_any_other_setting() -> None:
 
 
 def test_the_defaults_for_hospitals_are_described() -> None:
-    meanings = {s.name: s.meaning for s in described(Bounds)}
+    meanings = {s.name: s.meaning for s in describe_settings(Bounds)}
     assert set(meanings) == {*FOR_HOSPITALS, "aggregate", "trim"}
     for name, value in FOR_HOSPITALS.items():
         said = "that" if value == "auto" else json.dumps(value)

@@ -49,7 +49,7 @@ def test_the_term_is_that_of_a_slow_loop(t: int) -> None:
     assert model.weight.grad[1].abs().max() == 0
     assert all(model.weight.grad[k].abs().max() > 0 for k in (0, 2))
     before = copy.deepcopy(term.teacher.state_dict())
-    term.stepped(model)
+    term.update_teacher(model)
     assert all(torch.equal(before[name], tensor) for name, tensor in term.teacher.state_dict().items())
 
 

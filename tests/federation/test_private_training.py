@@ -298,7 +298,7 @@ def test_a_new_method_is_refused_until_it_says_what_it_is() -> None:
     assert {half for half in told if half.report is not LocalTraining.report} == {SharpnessAwareTraining, LossProbe}
     assert {half.train for half in told} == {LocalTraining.train}  # which is never called
     for own in ({"step": Changed.loss}, {"report": Changed.loss}, {"train": Changed.loss}):  # nobody counts these
-        assert not policy.counted(type("Own", (LocalTraining,), {"under_dp": True, **own}))
+        assert not policy.can_account(type("Own", (LocalTraining,), {"under_dp": True, **own}))
 
 
 @pytest.mark.many

@@ -408,7 +408,7 @@ def test_a_sign_of_life_brings_a_dropped_site_back(tmp_path: Path) -> None:
     assert roster.live(99) == SITES[1:]
     run.net.seen("site-1")
     assert roster.live(99) == SITES
-    roster.answered("site-1", "train")
+    roster.record_answer("site-1", "train")
     assert roster.live(0) == SITES
 
 
@@ -454,14 +454,14 @@ def test_a_site_that_is_always_late_for_the_anchor_alone(tmp_path: Path) -> None
 def test_an_answer_in_time_makes_all_good(tmp_path: Path) -> None:
     roster = Run(tmp_path, max_missed=1).rounds.roster
     for _ in range(2):
-        roster.missed("site-1", "train", 0)
+        roster.record_miss("site-1", "train", 0)
         roster.seen("site-1")
         assert roster.live(1) == SITES[1:]
         assert roster.live(2) == SITES
-        roster.answered("site-1", "train")
+        roster.record_answer("site-1", "train")
         assert roster.live(1) == SITES
-    roster.missed("site-1", "train", 5)
-    roster.missed("site-1", "train", 7)
+    roster.record_miss("site-1", "train", 5)
+    roster.record_miss("site-1", "train", 7)
     roster.seen("site-1")
     assert roster.live(10) == SITES[1:]
     assert roster.live(11) == SITES
@@ -481,7 +481,7 @@ def test_the_final_test_does_not_wait_long_for_a_dead_site(tmp_path: Path) -> No
     slow = Run(
         tmp_path / "b", behaviour, num_rounds=2, min_sites=2, train_timeout=0.1, validate_timeout=1, max_missed=1
     )
-    slow.rounds.roster.missed("site-1", "train", 0)
+    slow.rounds.roster.record_miss("site-1", "train", 0)
     slow.net.behaviour = late("site-1", "validate", [slow])
     slow.rounds.run()
     assert next(p for p in slow.results["phases"] if p["name"] == "validate")["seconds"] >= 1
@@ -507,7 +507,7 @@ def test_a_site_that_comes_back_while_it_is_counted_as_missing(tmp_path: Path) -
     """Check signs of life that come in threads of the transport."""
     roster = Run(tmp_path, max_missed=1).rounds.roster
     counts = roster._patience = Returning(roster)
-    roster.missed("site-1", "train", 0)
+    roster.record_miss("site-1", "train", 0)
     assert counts.thread is not None
     counts.thread.join(5)
     assert roster.live(2) == SITES

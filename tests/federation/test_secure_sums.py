@@ -21,7 +21,7 @@ from cryptography.x509.verification import PolicyBuilder
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from rich.console import Console
 
-from fairflare.base.checks import listed
+from fairflare.base.checks import list_names
 from fairflare.base.machine import memory_reuse
 from fairflare.cli.run.view import RunView
 from fairflare.exchange.messages import Message, SiteTask
@@ -575,7 +575,7 @@ def test_a_late_vector_opens_nothing(tmp_path: Path) -> None:
     keys = {s: m.meta["report"]["params"] for s, n, m in run.wire.sent if n == "release"}
     assert keys.keys() == {"site-1", "site-2", "site-3", "site-4"}
     with pytest.raises(SumSpoiled):
-        total.opened(keys)
+        total.open_sum(keys)
 
 
 def test_a_site_that_is_lost_while_the_sum_is_opened_is_asked_again(tmp_path: Path, monkeypatch: Any) -> None:
@@ -873,7 +873,7 @@ def test_a_lie_that_spoils_sums_is_confined_to_a_group(task: str, lie: Any, tmp_
         assert record["accepted"] == rest
         assert {x["site"] for x in record["left_out"]} - {LIAR} == {*liars} - {LIAR}
         told = [x["reason"] for x in record["left_out"] if x["site"] != LIAR]
-        assert all(f"the sum of its group, {listed(liars)}" in reason for reason in told)
+        assert all(f"the sum of its group, {list_names(liars)}" in reason for reason in told)
     assert {x["site"] for record in lost for x in record["left_out"]} <= {LIAR}  # nobody else is named
     start = start_model()
     for number in (2, 3):
@@ -1157,7 +1157,7 @@ def test_odd_questions_of_a_server_are_refused_in_words(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Send a site its first message of each kind with each field changed or gone, before the right message."""
-    monkeypatch.setattr(memory_reuse, "_adjusted", lambda: None)  # memory is given back after each of thousands
+    monkeypatch.setattr(memory_reuse, "_set_limits", lambda: None)  # memory is given back after each of thousands
     run, answer = Run(tmp_path, method, 5, num_rounds=1), Wire._answer
     refused, unnamed, kinds = set[str](), dict[str, str](), set[str]()
 

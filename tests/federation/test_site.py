@@ -54,7 +54,7 @@ def test_metrics_are_of_the_received_model(worker):
 def test_a_task_computes_in_memory_that_is_reused(worker, monkeypatch):
     devices = []
     monkeypatch.setattr(
-        "fairflare.federation.site.worker.reused_memory", lambda device: devices.append(device) or nullcontext()
+        "fairflare.federation.site.worker.reuse_memory", lambda device: devices.append(device) or nullcontext()
     )
     assert worker().perform(request("train", initial())).status == "ok"
     assert devices == ["cpu"]

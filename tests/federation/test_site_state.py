@@ -25,7 +25,7 @@ import torch
 
 from fairflare.base.disk import files
 from fairflare.base.disk.files import write_whole
-from fairflare.base.disk.locks import Held, locked
+from fairflare.base.disk.locks import Held, hold_lock
 from fairflare.base.stopping import TaskStopped, stoppable
 from fairflare.exchange.messages import encode_reply
 from fairflare.federation.site import site_state
@@ -192,7 +192,7 @@ def test_killed_in_the_middle_of_saving_leaves_the_old_value_or_the_new_one(tmp_
         child = FORK.Process(target=save_and_die, args=(store.folder, count))
         child.start()
         child.join(30)
-        with folder.opened(request("train", {}, 4)) as store:
+        with folder.open_store(request("train", {}, 4)) as store:
             found = store.load_before("moments", 4)
             assert found is not None
             assert store.lost == []
@@ -220,7 +220,7 @@ def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
     own.write_text("half")
     (folder.folder / ".b.gone").mkdir()
     (folder.folder / ".b.gone" / "moments.000001.pt").write_text("of a run that was being removed")
-    with folder.opened(request("train", {}, run="a")) as store:
+    with folder.open_store(request("train", {}, run="a")) as store:
         assert kept(store) == ["lock", "scratch"]
         assert not list(store.scratch.iterdir())
         (store.scratch / "cka-2").write_text("features")
@@ -358,7 +358,7 @@ def test_three_runs_are_kept_and_the_oldest_that_nobody_holds_is_removed(
 
     def work(run: str) -> list[str]:
         time.sleep(0.01)  # the file system's clock is coarse
-        with folder.opened(request("train", {}, run=run)) as store:
+        with folder.open_store(request("train", {}, run=run)) as store:
             store.save("moments", 0, values(1))
         return sorted(path.name for path in tmp_path.iterdir())
 
@@ -367,7 +367,7 @@ def test_three_runs_are_kept_and_the_oldest_that_nobody_holds_is_removed(
     assert work("a") == ["a", "b", "c", "notes"]  # b is the oldest now
     assert work("d") == ["a", "c", "d", "notes"]
     assert "state of the old run b removed; those of 3 runs are kept" in caplog.text
-    with locked(tmp_path / "c" / "lock", "another job"):
+    with hold_lock(tmp_path / "c" / "lock", "another job"):
         os.utime(tmp_path / "c" / "lock", (0, 0))
         assert work("e") == ["c", "d", "e", "notes"]
         assert (tmp_path / "c" / "moments.000000.pt").exists()
@@ -387,7 +387,7 @@ def test_the_id_of_a_run_cannot_leave_the_folder(worker: Any, tmp_path: Path, ru
 
 
 def hold(path: Path, ready: Any) -> None:
-    with locked(path, "process 4711 (train, round 3)"):
+    with hold_lock(path, "process 4711 (train, round 3)"):
         ready.set()
         time.sleep(120)
 
@@ -449,14 +449,14 @@ def test_the_lock_of_a_removed_folder_is_not_one(tmp_path: Path) -> None:
     got = threading.Event()
 
     def second() -> None:
-        with locked(path, "second", wait=30):
+        with hold_lock(path, "second", wait=30):
             assert path.read_text() == "second"
-            with pytest.raises(Held, match="second"), locked(path, "third"):
+            with pytest.raises(Held, match="second"), hold_lock(path, "third"):
                 pass
             got.set()
 
     thread = threading.Thread(target=second)
-    with locked(path, "first, with a long name"):
+    with hold_lock(path, "first, with a long name"):
         thread.start()
         time.sleep(0.3)
         assert not got.is_set()
@@ -478,20 +478,20 @@ def test_a_folder_that_is_removed_between_opening_and_locking(tmp_path: Path, mo
         lock(descriptor, how)
 
     monkeypatch.setattr("fcntl.flock", flock)
-    with locked(tmp_path / "a" / "lock", "me"):
+    with hold_lock(tmp_path / "a" / "lock", "me"):
         assert (tmp_path / "a" / "lock").read_text() == "me"
     assert len(calls) == 2
 
 
 def test_a_lock_is_free_again_after_an_error(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    with pytest.raises(KeyError), locked(path, "first"):
+    with pytest.raises(KeyError), hold_lock(path, "first"):
         raise KeyError
-    with locked(path, "2"):
+    with hold_lock(path, "2"):
         assert path.read_text() == "2"
-    with stoppable(lambda: True), locked(path, "free: nobody asks"):
+    with stoppable(lambda: True), hold_lock(path, "free: nobody asks"):
         pass
-    with locked(path, "x"), stoppable(lambda: True), pytest.raises(TaskStopped), locked(path, "y", wait=30):
+    with hold_lock(path, "x"), stoppable(lambda: True), pytest.raises(TaskStopped), hold_lock(path, "y", wait=30):
         pass
 
 
@@ -502,7 +502,7 @@ def test_a_file_system_without_locks_is_said(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", no_locks)
-    with locked(tmp_path / "lock", "me"):
+    with hold_lock(tmp_path / "lock", "me"):
         pass
     assert "cannot be locked (No locks available): keep other processes away from its folder" in caplog.text
 
@@ -634,7 +634,7 @@ def test_an_old_run_that_cannot_be_removed_costs_no_task(
     replace = Path.replace
     here = worker(training=LocalTraining(batch_size=4, local_epochs=1))
     for run in ("a", "b", "c"):
-        with here.state.opened(request("train", {}, run=run)):
+        with here.state.open_store(request("train", {}, run=run)):
             pass
     monkeypatch.setattr(Path, "replace", fails)
     assert here.perform(request("train", initial(), run="d")).status == "ok"

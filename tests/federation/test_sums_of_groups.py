@@ -257,7 +257,7 @@ def test_a_run_in_which_two_sites_are_left_says_that_no_group_is_known(tmp_path:
 def test_a_server_that_dies_after_the_sums_of_groups_goes_on(tmp_path: Path, monkeypatch: Any) -> None:
     """Let the outcomes move between two jobs, as on a GPU: the answers that were kept fit the open sum."""
     first = Run(tmp_path, experiment="e", task=People(), **GROUPS)
-    monkeypatch.setattr(first.rounds.journal, "tested", _dies)
+    monkeypatch.setattr(first.rounds.journal, "record_test", _dies)
     with pytest.raises(KeyboardInterrupt):
         first()
     whole = Run(tmp_path / "whole", experiment="e", task=People(), **GROUPS)()

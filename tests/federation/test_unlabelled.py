@@ -125,7 +125,7 @@ def test_the_mean_teacher_is_that_of_a_slow_loop() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        found.stepped(model)
+        found.update_teacher(model)
         alpha = min(1 - 1 / (step + 1), 0.99)
         teacher = [
             alpha * old + (1 - alpha) * new.detach() for old, new in zip(teacher, model.parameters(), strict=True)
@@ -301,7 +301,7 @@ def test_an_interrupted_round_has_the_same_bits(tmp_path: Path) -> None:
             for p in model.parameters():
                 (gradient,) = torch.autograd.grad(loss, p, retain_graph=True)
                 p.data -= 5 * gradient
-            term.stepped(model)
+            term.update_teacher(model)
         return losses
 
     whole, first, again = (

@@ -25,7 +25,7 @@ from nvflare.recipe.utils import (
 
 import fairflare.recipes
 from fairflare import results
-from fairflare.base.described import described
+from fairflare.base.described import describe_settings
 from fairflare.base.settings import parts_of, values_of
 from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.federation.plan.task_files import TASKS_BY_KIND, load_task_class
@@ -115,7 +115,7 @@ def test_every_signature_is_the_declared_settings(name: str) -> None:
     task = load_task_class(TASKS_BY_KIND[method.task])
     parts: dict[str, Any] = {}
     for cls in (RunSettings, method.rule, method.training, task):
-        for setting in described(cls):
+        for setting in describe_settings(cls):
             if (cls, setting.name) != (RunSettings, "norm_statistics"):  # the run follows the sites' half
                 parts.setdefault(setting.name.replace(".", "_"), (cls, setting))
     of_recipe = set(inspect.signature(FairRecipe).parameters) - {
@@ -144,7 +144,7 @@ def test_every_signature_is_the_declared_settings(name: str) -> None:
             assert {WORDS[word] for word in wanted} <= inside, (key, found[key].annotation)
 
 
-#: Of what :func:`described` says of a type; and what a type's text has besides its plain types.
+#: Of what :func:`describe_settings` says of a type; and what a type's text has besides its plain types.
 WORDS = {"integer": "int", "number": "float", "text": "str"}
 TYPING = {"collections", "abc", "typing"}
 

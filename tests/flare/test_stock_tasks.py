@@ -215,7 +215,7 @@ def test_a_named_model_is_tested_as_it_came_whatever_the_site_has_of_its_own(tmp
         trained = site.reply("train", message=encode_task(SiteTask("train", initial(), 0, 1, 0)))
         assert trained.meta["status"] == "ok"
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(SiteFolder, "opened", lambda *_: pytest.fail("opened"))
+            patch.setattr(SiteFolder, "open_store", lambda *_: pytest.fail("opened"))
             assert from_shareable(validate(site, given)).data == wanted
         own = site.reply("validate", message=encode_task(SiteTask("validate", given, 1, 1, 0))).metrics
         assert metric_values(own) != wanted

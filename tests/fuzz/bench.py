@@ -200,13 +200,13 @@ class Bench:
     def _checked(self, trace: Trace, rounds: Rounds, state: dict[str, torch.Tensor]) -> Any:
         """Do the check with the hostile answer, recorded like a round; everything after it is good."""
         said: list[Any] = []
-        checked = rounds.journal.checked
+        checked = rounds.journal.record_check
 
         def noted(phase: Any, facts: Any, metrics: Any) -> None:
             said.append(phase)
             checked(phase, facts, metrics)
 
-        rounds.journal.checked = noted  # type: ignore[method-assign]
+        rounds.journal.record_check = noted  # type: ignore[method-assign]
         rounds.check.run(HOSTILE)
         rounds.make_collector(RunContext(reported=rounds.check.said, facts=rounds.check.facts))
         left = [{"site": s, "phase": TASK_CHECK, "reason": why} for s, why in sorted(said[0].left_out.items())]

@@ -28,7 +28,7 @@ from nvflare.app_opt.pt.scaffold import PTScaffoldHelper
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy, normalize
 
-from fairflare.core.features.input_norm import InputNorm, pooled
+from fairflare.core.features.input_norm import InputNorm, pool_pixels
 from fairflare.exchange.messages import STATUS_OK, SiteReply, encode_reply
 from fairflare.federation.collecting.collector import Collector, LikeReceived
 from fairflare.methods.afl import AFL
@@ -61,7 +61,7 @@ from fairflare.methods.fed_prox import ProximalTraining
 from fairflare.methods.ldam import MarginTraining
 from fairflare.methods.loss_weights import LossWeights
 from fairflare.methods.moon import ContrastiveTraining
-from fairflare.methods.parts.classifier_retraining import DIRECTIVE, balanced_draws
+from fairflare.methods.parts.classifier_retraining import DIRECTIVE, draw_balanced
 from fairflare.methods.parts.mu_policy import FixedMu
 from fairflare.methods.parts.weightings import Uniform
 from fairflare.methods.q_fed_avg import QFedAvg
@@ -209,7 +209,10 @@ def fed_rdn() -> float:
     norm.sites = torch.tensor([[[0.4], [0.1]], [[0.6], [0.2]]])
     torch.manual_seed(0)
     drawn = norm(torch.full((40, 1, 2, 2), 0.5)).double().flatten()
-    _, variance = pooled([(torch.tensor([[[[0.2, 0.4]]], [[[0.6, 0.8]]]]), torch.zeros(2))]) or (None, torch.zeros(1))
+    _, variance = pool_pixels([(torch.tensor([[[[0.2, 0.4]]], [[[0.6, 0.8]]]]), torch.zeros(2))]) or (
+        None,
+        torch.zeros(1),
+    )
     away = torch.minimum((drawn - 1).abs(), (drawn + 0.5).abs()).max()
     return max(float(away), abs(float(variance.sqrt()) - 0.223607))
 
@@ -870,7 +873,7 @@ def crt() -> float:
         w, b = state["head.weight"].clone(), state["head.bias"].clone()
         for epoch in range(2):
             seed = round_seed(0, site, 3) + epoch
-            for chosen in balanced_draws(y, torch.Generator().manual_seed(seed)).split(8):
+            for chosen in draw_balanced(y, torch.Generator().manual_seed(seed)).split(8):
                 p = torch.softmax(x[chosen] @ w.T + b, 1)
                 p[torch.arange(len(chosen)), y[chosen]] -= 1
                 w, b = w - 0.1 * p.T @ x[chosen] / len(chosen), b - 0.1 * p.mean(0)

@@ -12,9 +12,9 @@ import torch
 
 from fairflare.core.features.federated_features import (
     classifier_gradient,
-    matched_features,
+    match_features,
     matching_loss,
-    retrained_classifier,
+    retrain_classifier,
 )
 from fairflare.federation.collecting.influence import Influence
 from fairflare.federation.plan.bounds import FOR_HOSPITALS, Bounds
@@ -91,7 +91,7 @@ def published_loop(features, wanted, weight, bias, steps, rate):
 def test_features_against_the_published_loop():
     features, weight, bias = rand(4, 6, 5), rand(4, 5, seed=1), rand(4, seed=2)
     wanted = {c: classifier_gradient(rand(8, 5, seed=10 + c) + c, c, weight, bias) for c in (0, 2, 3)}
-    found, before, after = matched_features(features, wanted, weight, bias, steps=12, learning_rate=0.5)
+    found, before, after = match_features(features, wanted, weight, bias, steps=12, learning_rate=0.5)
     torch.testing.assert_close(found, published_loop(features, wanted, weight, bias, 12, 0.5), atol=1e-9, rtol=0)
     assert torch.equal(found[1], features[1])  # a class that is nowhere
     own = sum(float(matching_loss(classifier_gradient(found[c], c, weight, bias), g)) for c, g in wanted.items())
@@ -101,7 +101,7 @@ def test_features_against_the_published_loop():
 
 def test_the_classifier_against_torch():
     features = rand(3, 10, 4)
-    weight, bias = retrained_classifier(features, epochs=3, learning_rate=0.1, batch_size=8, seed=5)
+    weight, bias = retrain_classifier(features, epochs=3, learning_rate=0.1, batch_size=8, seed=5)
     torch.manual_seed(5)
     layer = torch.nn.Linear(4, 3).double()
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
@@ -115,7 +115,7 @@ def test_the_classifier_against_torch():
     torch.testing.assert_close(weight, layer.weight.detach())
     torch.testing.assert_close(bias, layer.bias.detach())
     before = torch.get_rng_state()
-    retrained_classifier(features, epochs=1, learning_rate=0.1, batch_size=8, seed=5)
+    retrain_classifier(features, epochs=1, learning_rate=0.1, batch_size=8, seed=5)
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -260,9 +260,9 @@ def test_the_mean_is_over_the_sites_that_have_the_class():
     assert weighing.sites == pytest.approx({"a": 1 / 3, "b": 1 / 3, "c": 1 / 3})
     begun = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(0))
     assert torch.equal(rule.federated[1], begun[1])
-    expected = matched_features(begun, found, *RECEIVED.values(), steps=7, learning_rate=0.1)
+    expected = match_features(begun, found, *RECEIVED.values(), steps=7, learning_rate=0.1)
     assert torch.equal(rule.federated, expected[0])
-    weight, bias = retrained_classifier(expected[0], epochs=3, learning_rate=0.01, batch_size=32, seed=1)
+    weight, bias = retrain_classifier(expected[0], epochs=3, learning_rate=0.01, batch_size=32, seed=1)
     assert same(rule.made(), {"retrained.weight": weight, "retrained.bias": bias})
     assert weighing.values["matching_after"] < weighing.values["matching_before"]
     assert weighing.values["classes"] == 2

@@ -21,7 +21,7 @@ from fairflare.methods.base.rule import Weighing
 from fairflare.methods.base.training import LocalTraining, SiteError
 from fairflare.methods.crt import ClassifierAverage
 from fairflare.methods.logit_adjustment import CalibratedTraining
-from fairflare.methods.parts.classifier_retraining import DIRECTIVE, ClassifierRetraining, balanced_draws
+from fairflare.methods.parts.classifier_retraining import DIRECTIVE, ClassifierRetraining, draw_balanced
 from fairflare.tasks.classification import ClassificationTask
 from tests.tiny import run_document
 
@@ -56,7 +56,7 @@ def test_every_class_that_is_there_is_drawn_as_often():
     counts = [400, 90, 0, 9, 1]
     targets = torch.cat([torch.full((n,), c) for c, n in enumerate(counts)])
     runs = 40
-    drawn = torch.cat([balanced_draws(targets, torch.Generator().manual_seed(seed)) for seed in range(runs)])
+    drawn = torch.cat([draw_balanced(targets, torch.Generator().manual_seed(seed)) for seed in range(runs)])
     total = len(targets) * runs
     assert len(drawn) == total
     found = torch.bincount(targets[drawn], minlength=5).tolist()
@@ -145,7 +145,7 @@ def test_against_a_loop(tmp_path):
     torch.manual_seed(7)
     head = torch.nn.Linear(16, 5)
     w, b = head.weight.detach().double(), head.bias.detach().double()
-    for chosen in balanced_draws(y, torch.Generator().manual_seed(seed)).split(16):
+    for chosen in draw_balanced(y, torch.Generator().manual_seed(seed)).split(16):
         p = torch.softmax(x[chosen] @ w.T + b, 1)
         p[torch.arange(len(chosen)), y[chosen]] -= 1
         w, b = w - 0.05 * p.T @ x[chosen] / len(chosen), b - 0.05 * p.mean(0)

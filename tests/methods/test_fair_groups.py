@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fairflare.core.aggregation.fair_rules import variance_slopes
-from fairflare.core.statistics.group_metrics import exponentiated
+from fairflare.core.statistics.group_metrics import exponentiate
 from fairflare.federation.plan.plan import make_plan
 from fairflare.methods.base.reports import ReportError
 from fairflare.methods.base.rule import RoundInputs
@@ -111,15 +111,15 @@ def losses_of(losses: list[float], images: list[float]) -> dict[str, Any]:
 
 
 def test_exponentiated_gradient_by_hand() -> None:
-    found = exponentiated({"a": 0.25, "b": 0.75}, {"a": 2.0, "b": 1.0}, 0.5)
+    found = exponentiate({"a": 0.25, "b": 0.75}, {"a": 2.0, "b": 1.0}, 0.5)
     top, low = 0.25 * math.exp(1.0), 0.75 * math.exp(0.5)
     assert found == pytest.approx({"a": top / (top + low), "b": low / (top + low)}, abs=1e-12)
-    kept = exponentiated({"a": 0.25, "b": 0.75}, {"a": 9e5}, 1.0)
+    kept = exponentiate({"a": 0.25, "b": 0.75}, {"a": 9e5}, 1.0)
     assert kept == pytest.approx({"a": 0.25, "b": 0.75})
-    assert exponentiated({}, {"a": 1.0, "b": 1.0}, 1.0) == {"a": 0.5, "b": 0.5}
-    late = exponentiated({"a": 0.5, "b": 0.5}, {"late": 3.0}, 1.0)  # with their mean, not with what they have together
+    assert exponentiate({}, {"a": 1.0, "b": 1.0}, 1.0) == {"a": 0.5, "b": 0.5}
+    late = exponentiate({"a": 0.5, "b": 0.5}, {"late": 3.0}, 1.0)  # with their mean, not with what they have together
     assert late == pytest.approx({"a": 1 / 3, "b": 1 / 3, "late": 1 / 3}, abs=1e-15)
-    three = exponentiated({"a": 0.2, "b": 0.4}, dict.fromkeys(("a", "b", "late"), 1.0), 0.5)  # .2, .4 and .3 of .9
+    three = exponentiate({"a": 0.2, "b": 0.4}, dict.fromkeys(("a", "b", "late"), 1.0), 0.5)  # .2, .4 and .3 of .9
     assert three == pytest.approx({"a": 2 / 9, "b": 4 / 9, "late": 3 / 9}, abs=1e-15)
 
 

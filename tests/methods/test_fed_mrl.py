@@ -23,7 +23,7 @@ from hypothesis import settings as trying
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from fairflare.base.described import described
+from fairflare.base.described import describe_settings
 from fairflare.base.settings import build, choices, values_of
 from fairflare.cli.options import parse_settings
 from fairflare.core import losses
@@ -36,7 +36,7 @@ from fairflare.methods.base.catalog import get_method
 from fairflare.methods.base.reports import ReportError
 from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_avg import FedAvg
-from fairflare.methods.fed_mrl import FairProximalTraining, FedMRL, winsorised
+from fairflare.methods.fed_mrl import FairProximalTraining, FedMRL, winsorise
 from fairflare.methods.fed_prox import ProximalTraining
 from fairflare.methods.parts.mu_policy import BanditMu, FixedMu, MuPolicy, QMixMu, RandomMu, VdnMu
 from fairflare.methods.parts.weightings import BySamples, BySom, Uniform
@@ -345,11 +345,11 @@ def test_commands_and_settings_of_the_docs():
         given = [word for word in shlex.split(options) if word != "--set"]
         made = make_plan(method, settings=parse_settings(given))
         assert made.method.name == method
-    known = {setting.name for setting in described(FedMRL)}
+    known = {setting.name for setting in describe_settings(FedMRL)}
     for name in re.findall(r"`((?:mu_policy|weighting)\.\w+)(?:=[^`]*)?`", page):
         assert name in known, name
-    own = {setting.name for setting in described(FairProximalTraining)}
-    common = {setting.name for setting in described(LocalTraining)}
+    own = {setting.name for setting in describe_settings(FairProximalTraining)}
+    common = {setting.name for setting in describe_settings(LocalTraining)}
     for name in sorted(known | (own - common)):
         assert re.search(rf"`(?:\w*\.)?{name.rpartition('.')[2]}\b", page), f"{name} is not on the page"
 
@@ -408,7 +408,7 @@ def test_mean_loss_of_the_spec():
 def test_no_minority_stops_a_site_at_the_median(honest, data, loss):
     """Check any claims of fewer than half of the sites: the default factor of the other sites stays above 0."""
     claims = data.draw(st.lists(st.floats(0, 1e6), max_size=honest - 1))
-    found = winsorised({str(k): x for k, x in enumerate([loss] * honest + claims)})
+    found = winsorise({str(k): x for k, x in enumerate([loss] * honest + claims)})
     factor = 1 + 2 * (loss - sum(found.values()) / len(found))
     assert factor > 0
     assert set(found.values()) <= {loss} | {min(max(x, loss / 4, loss - 1), 4 * loss, loss + 1) for x in claims}

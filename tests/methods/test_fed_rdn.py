@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fairflare.core.features.adapting import network_of
-from fairflare.core.features.input_norm import InputNorm, pooled, put_before
+from fairflare.core.features.input_norm import InputNorm, pool_pixels, put_before
 from fairflare.federation.plan.plan import make_plan
 from fairflare.methods.base.rule import RoundInputs
 from fairflare.methods.fed_rdn import FedRDN, RandomStatistics
@@ -95,15 +95,15 @@ def test_statistics_are_of_pixels_without_padding() -> None:
     images = torch.tensor([[0.2, 0.4, 0.0], [0.6, 0.8, 0.0]]).reshape(2, 1, 1, 3)
     targets = torch.tensor([[0.0, 1.0, -1.0], [0.0, 0.0, -1.0]]).reshape(2, 1, 1, 3)
     for batches in ([(images, targets)], [(images[:1], targets[:1]), (images[1:], targets[1:])]):
-        mean, variance = pooled(batches) or (None, None)
+        mean, variance = pool_pixels(batches) or (None, None)
         assert mean is not None
         assert variance is not None
         assert float(mean) == pytest.approx(0.5)
         assert float(variance.sqrt()) == pytest.approx(0.223607, abs=1e-6)
-    mean, _ = pooled([(images, torch.zeros(2))]) or (None, None)
+    mean, _ = pool_pixels([(images, torch.zeros(2))]) or (None, None)
     assert mean is not None
     assert float(mean) == pytest.approx(1 / 3)
-    assert pooled([]) is None
+    assert pool_pixels([]) is None
 
 
 def test_rounds_draw_all_sites_and_tests_take_the_own(tmp_path: Path) -> None:

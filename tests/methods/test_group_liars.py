@@ -372,15 +372,15 @@ def test_a_group_that_hardly_any_site_has_is_held_against_all_losses() -> None:
     nan = math.nan
     good = {site: told_by([0.5, nan], [60, nan]) for site in "abc"}
     influence = inputs({**good, "d": told_by([0.5, 1e6], [60, 40])}, Bounds(max_update_norm=3.0))
-    losses, _ = rule._pooled(influence)
+    losses, _ = rule._pool_groups(influence)
     assert losses == {"0": pytest.approx(0.5), "1": pytest.approx(1.5)}  # three times the median of all
 
 
 def test_a_site_has_no_more_part_in_a_pool_than_in_a_model() -> None:
     """Check by hand five sites of 100 images and one of 500: half of all, and at most 0.25 of the weight."""
     reports = {site: told_by([1.0], [100]) for site in "abcde"} | {"f": told_by([2.0], [500])}
-    plain, _ = GroupDRO(dro_attribute="sex")._pooled(inputs(reports))
-    held, _ = GroupDRO(dro_attribute="sex")._pooled(inputs(reports, Bounds(max_weight=0.25)))
+    plain, _ = GroupDRO(dro_attribute="sex")._pool_groups(inputs(reports))
+    held, _ = GroupDRO(dro_attribute="sex")._pool_groups(inputs(reports, Bounds(max_weight=0.25)))
     assert plain["0"] == pytest.approx(1.5)
     assert held["0"] == pytest.approx(0.75 * 1 + 0.25 * 2)
     tables = {site: {"rows": 2.0, **told_by([1.0] * 2, [100] * 2)} for site in "abcde"}

@@ -295,8 +295,8 @@ def test_the_final_test_waits_for_the_site_s_folder_and_says_what_is_damaged(tmp
     request = decode_task("validate", address(made.net.tasks[-1], "site-1"), "site-1")
     worker = sites.worker("site-1")
     opened = []
-    real = worker.state.opened
-    monkeypatch.setattr(worker.state, "opened", lambda request: opened.append(request.name) or real(request))
+    real = worker.state.open_store
+    monkeypatch.setattr(worker.state, "open_store", lambda request: opened.append(request.name) or real(request))
     assert worker.perform(request).stats.get("state_lost") is None
     assert opened == ["validate"]
     (path,) = (tmp_path / "state" / "site-1").glob(f"*/{kept}.000002.pt")
@@ -305,7 +305,7 @@ def test_the_final_test_waits_for_the_site_s_folder_and_says_what_is_damaged(tmp
     if name == "cffl":
         return  # what comes is not a whole model
     plain = Sites(tmp_path / "plain", LocalTraining(**SMALL)).worker("site-1")
-    monkeypatch.setattr(plain.state, "opened", lambda request: pytest.fail("nothing is kept, nothing is locked"))
+    monkeypatch.setattr(plain.state, "open_store", lambda request: pytest.fail("nothing is kept, nothing is locked"))
     assert plain.perform(request).status == "ok"
 
 

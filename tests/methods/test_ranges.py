@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from fairflare.base.described import described
+from fairflare.base.described import describe_settings
 from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.federation.plan.task_files import TASKS_BY_KIND, load_task_class
 from fairflare.methods.base.catalog import all_methods
@@ -93,7 +93,7 @@ def test_every_setting_has_the_range_that_it_should_have() -> None:
     halves = [half for method in all_methods().values() for half in (method.rule, method.training)]
     found: dict[str, set[str]] = defaultdict(set)
     for cls in [*halves, *map(load_task_class, TASKS_BY_KIND.values()), RunSettings]:
-        for setting in described(cls):
+        for setting in describe_settings(cls):
             if any(word in setting.wanted for word in KINDS) and "one of" not in setting.wanted:
                 found[setting.wanted].add(setting.name)
     assert {wanted: sorted(names) for wanted, names in found.items()} == {

@@ -18,7 +18,7 @@ from fairflare.methods.base.training import LocalTraining
 from fairflare.tasks.adapters import Adapters, Lora, NoAdapters
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.encoders import segmenter
-from fairflare.tasks.networks import defined, load_fitting
+from fairflare.tasks.networks import load_fitting, make_network
 from fairflare.tasks.segmentation import SegmentationTask
 
 pytest.importorskip("peft", reason="LoRA needs it: make test-adapters")
@@ -66,12 +66,12 @@ def vit(dimensions: int) -> Any:
     [
         (vit, 16, r"attn\.(qkv|out_proj)$|mlp"),
         (
-            lambda d: defined(segmenter("segresnet", in_channels=1, classes=2, image_size=(16,) * d, width=8)),
+            lambda d: make_network(segmenter("segresnet", in_channels=1, classes=2, image_size=(16,) * d, width=8)),
             16,
             "conv",
         ),
         pytest.param(
-            lambda d: defined(segmenter("swin_unetr", in_channels=1, classes=2, image_size=(64,) * d, width=12)),
+            lambda d: make_network(segmenter("swin_unetr", in_channels=1, classes=2, image_size=(64,) * d, width=12)),
             64,
             r"attn\.(qkv|proj)$",
             marks=pytest.mark.long,

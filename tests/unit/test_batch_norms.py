@@ -16,7 +16,7 @@ from fairflare.core.features.batch_norms import (
     measure,
     next_group,
     other_running,
-    pooled,
+    pool_statistics,
     registered_names,
     running_norms,
 )
@@ -91,7 +91,7 @@ def test_moments_of_values_far_from_0() -> None:
     values = 1e4 + 1e-2 * torch.randn(4000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found: Moments | None = None
     for part in values.split([1, 999, 3000]):
-        found = Moments.compute(part) if found is None else found.joined(Moments.compute(part))
+        found = Moments.compute(part) if found is None else found.join(Moments.compute(part))
     assert found is not None
     assert found.count == 4000
     torch.testing.assert_close(found.squares / 4000, values.var(0, correction=0), rtol=1e-6, atol=0)
@@ -100,7 +100,9 @@ def test_moments_of_values_far_from_0() -> None:
 def test_pooled_by_hand() -> None:
     # site a: 1, 3 (mean 2, variance 1); site b: 8 (mean 8, variance 0); together mean 4, unbiased variance 26 / 2
     one = lambda x: torch.tensor([x])  # noqa: E731
-    mean, variance = pooled({"a": one(2.0), "b": one(8.0)}, {"a": one(1.0), "b": one(0.0)}, {"a": 2 / 3, "b": 1 / 3}, 3)
+    mean, variance = pool_statistics(
+        {"a": one(2.0), "b": one(8.0)}, {"a": one(1.0), "b": one(0.0)}, {"a": 2 / 3, "b": 1 / 3}, 3
+    )
     assert mean.item() == pytest.approx(4)
     assert variance.item() == pytest.approx(13)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.base.disk.bundle_files import bundle_checksum, bundle_files, copy_bundle, grouped
+from fairflare.base.disk.bundle_files import bundle_checksum, bundle_files, copy_bundle, group_digits
 from fairflare.federation.plan.plan import make_plan
 from fairflare.flare.export.recipes import FairRecipe
 from fairflare.methods.base.local_loop import make_optimizer
@@ -345,7 +345,7 @@ def test_a_job_carries_it_as_custom_code(tmp_path: Path) -> None:
     assert str(tmp_path) not in text
     task = json.loads(text)["executors"][0]["executor"]["args"]["task"]
     assert task["path"] == "task.Task"
-    assert task["args"]["bundle_sha256"] == grouped(bundle_checksum(folder))
+    assert task["args"]["bundle_sha256"] == group_digits(bundle_checksum(folder))
     from fairflare.federation.plan.task_files import load_task_class
 
     cls = load_task_class(app / "custom" / "task.py")

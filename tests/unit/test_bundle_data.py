@@ -20,7 +20,7 @@ from fairflare.base.task import SiteData
 from fairflare.cli.data.doctor import sealing
 from fairflare.data.datalist import DataError
 from fairflare.federation.plan.plan import make_plan
-from fairflare.tasks.bundle import MonaiBundleTask, sealed_settings
+from fairflare.tasks.bundle import MonaiBundleTask, seal_settings
 from fairflare_lab.phantoms import ABDOMEN
 from fairflare_lab.sets.phantoms import prepare_phantom
 from tests.bundles import train_config, write_bundle, write_volumes
@@ -209,7 +209,7 @@ def classifier() -> dict[str, Any]:
 
 def test_a_class_number_is_the_label_where_the_bundle_loads_none(tmp_path: Path) -> None:
     """Check a classification bundle, sealed, on a datalist as prepare writes it; accuracy by hand."""
-    task = MonaiBundleTask(**sealed_settings(write_bundle(tmp_path / "b", classifier()), ["train"]))
+    task = MonaiBundleTask(**seal_settings(write_bundle(tmp_path / "b", classifier()), ["train"]))
     settings = write_volumes(tmp_path / "site", size=(20, 18))
     file = tmp_path / "site" / "datalist.json"
     content = json.loads(file.read_text())

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from fairflare.base.cases.census import Census, annotated_by_labels, count_reportable, question, unexplained
+from fairflare.base.cases.census import Census, count_reportable, infer_annotated, list_unexplained, question
 from fairflare.cli.commands import app
 from fairflare.data.datalist import DataError, write_datalist
 from fairflare.data.preparers.__main__ import main
@@ -33,7 +33,7 @@ TASK = SegmentationTask(num_classes=2, image_size=(32, 32), features=(4, 4, 8, 8
     ],
 )  # fmt: skip
 def test_what_labels_show_to_be_annotated(known: Any, marked: Any, annotated: Any) -> None:
-    assert annotated_by_labels(known, marked, 3) == annotated
+    assert infer_annotated(known, marked, 3) == annotated
 
 
 def masks_site(folder: Path, marked: tuple[int, ...], images: int = 3, **more: Any) -> dict[str, Any]:
@@ -76,9 +76,9 @@ def test_the_worked_example_of_a_floor() -> None:
 
 def test_who_is_asked_about_what() -> None:
     told = {"A": ["x", "y"], "B": ["x"], "C": []}
-    assert unexplained(told) == {"B": ["y"], "C": ["x", "y"]}
-    assert unexplained(told, ["C"]) == {"B": ["y"]}
-    assert unexplained({"A": [], "B": []}) == {}
+    assert list_unexplained(told) == {"B": ["y"], "C": ["x", "y"]}
+    assert list_unexplained(told, ["C"]) == {"B": ["y"]}
+    assert list_unexplained({"A": [], "B": []}) == {}
     numbers = {"x": [1], "y": [2, 3]}
     text = question({"B": ["y"], "C": ["x", "y"]}, False, numbers, "D/fairflare.json")
     assert text.startswith("no mask of B marks y; no mask of C marks x, y (or too few")

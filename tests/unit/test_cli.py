@@ -28,7 +28,7 @@ from rich.console import Console
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
-from fairflare.base.described import typed
+from fairflare.base.described import format_setting
 from fairflare.base.settings import Part, choices, field_names, values_of
 from fairflare.cli import commands as cli
 from fairflare.cli import screen
@@ -68,7 +68,7 @@ def fairflare(*arguments: str) -> Result:
 
 
 def given(values: dict[str, Any]) -> list[str]:
-    return [part for key, value in values.items() for part in ("--set", f"{key}={typed(value)}")]
+    return [part for key, value in values.items() for part in ("--set", f"{key}={format_setting(value)}")]
 
 
 RUN = ["run", "fed_avg", "--in-process", "--jobs", "1", "--sites", "2", *given(TINY)]
@@ -178,7 +178,7 @@ def test_every_setting_is_described_with_type_range_default_and_meaning(name: st
                 continue
             if isinstance(value, dict) and "path" in value:
                 value = getattr(owner, key).kind
-            assert typed(defaults[key]) == typed(value), key
+            assert format_setting(defaults[key]) == format_setting(value), key
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -201,7 +201,7 @@ def test_describe_is_readable_at_80_columns(name: str) -> None:
             for a, b in ((quick.rule, paper.rule), (quick.training, paper.training), (quick.task, paper.task))
             if hasattr(a, key)
         )
-        shown = f"{key}={one.kind if isinstance(one, Part) else typed(one)}"
+        shown = f"{key}={one.kind if isinstance(one, Part) else format_setting(one)}"
         assert (shown in text.partition("Without --paper")[2]) == (one != other), shown
 
 

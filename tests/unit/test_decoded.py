@@ -79,7 +79,7 @@ def decodings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def forget() -> None:
     """Forget decoded volumes as in a new process."""
     reading._decode.cache_clear()
-    reading._measured.cache_clear()
+    reading._measure_bounds.cache_clear()
 
 
 def opened(site: Path, **own: Any) -> SiteData:

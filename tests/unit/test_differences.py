@@ -23,7 +23,7 @@ from fairflare.reporting.results import read_results
 from fairflare.reporting.values import parts_of
 from fairflare_lab.compare.comparison import compare, comparison_of
 from fairflare_lab.compare.difference_table import difference_table, interval_of
-from fairflare_lab.compare.differences import MEASURES, Difference, paired
+from fairflare_lab.compare.differences import MEASURES, Difference, compare_pairs
 from fairflare_lab.compare.rows import row_of
 from fairflare_lab.compare.runs import Contrast
 from tests.unit.report_runs import read
@@ -222,7 +222,7 @@ def test_the_interval_over_seeds_and_images_covers_the_truth() -> None:
                 runs.append(scored(label, seed, {s: x + rng.normal(0, 0.02, len(x)) for s, x in images.items()}, 60))
         found = of(differences(runs, "fed_avg"), "average")
         hits += found.low <= 0.02 <= found.high
-        alone = paired("fair", "average", Contrast(found.values), higher_is_better=True)
+        alone = compare_pairs("fair", "average", Contrast(found.values), higher_is_better=True)
         over_seeds += alone.low <= 0.02 <= alone.high
     assert 0.90 <= hits / 400 <= 0.98
     assert over_seeds < hits

@@ -19,7 +19,7 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from fairflare.base.described import typed
+from fairflare.base.described import format_setting
 from fairflare.cli import commands as cli
 from fairflare.data.preparers.__main__ import make_app
 from fairflare_lab.cli.compare import command as compare_command
@@ -209,7 +209,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert fairflare("phantom", "prostate", "--out", "DATA", "--sites", "2", "--size", "32").exit_code == 0
-        settings = [part for key, value in TINY.items() for part in ("--set", f"{key}={typed(value)}")]
+        settings = [part for key, value in TINY.items() for part in ("--set", f"{key}={format_setting(value)}")]
         small = ["--in-process", "--sites", "2", "--rounds", "1", "--keep-local-models", *settings]
         done = fairflare("run", "fed_avg", *small)
         assert done.exit_code == 0, done.output

@@ -13,8 +13,8 @@ from fairflare.core.aggregation.entries import (
     change_between,
     largest,
     largest_overall,
-    packed,
-    unpacked,
+    pack_entries,
+    unpack_entries,
 )
 from fairflare.core.states import sq_norm
 
@@ -40,12 +40,12 @@ def test_exactly_so_many_and_none_left_out_is_larger(values: list[float], count:
 def test_packed_and_unpacked(values: list[float], count: int) -> None:
     tensor, like = torch.tensor(values), {"w": torch.zeros(len(values))}
     mask = largest(tensor, count)
-    download = packed("w", tensor, mask)
+    download = pack_entries("w", tensor, mask)
     if not download:
         assert not mask.any()
         return
     assert (WHICH in "".join(download)) == (not mask.all())
-    ((name, found, numbers_),) = unpacked(download, like)
+    ((name, found, numbers_),) = unpack_entries(download, like)
     assert name == "w"
     assert torch.equal(found, mask)
     assert torch.equal(numbers_, tensor[mask])
@@ -62,7 +62,7 @@ def test_over_all_tensors() -> None:
 def test_added_where_they_came_less_the_own_part(dtype: torch.dtype) -> None:
     own = {"w": torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=dtype), "still": torch.ones(1)}
     change = torch.tensor([[0.5, -2.0], [0.25, 1.0]], dtype=dtype)
-    download = packed("w", change, largest(change, 2))
+    download = pack_entries("w", change, largest(change, 2))
     mine = {"w": torch.full((2, 2), 4.0, dtype=dtype)}
     found = add_entries(own, download, mine, 0.25)
     assert found["w"].tolist() == [[1.0, -1.0], [3.0, 4.0]]

@@ -23,7 +23,7 @@ from fairflare.core.aggregation.fair_rules import (
     nova_weights,
     q_step,
     simplex_projection,
-    updated_share,
+    update_share,
 )
 from fairflare.core.aggregation.updates import squared_norms
 from fairflare.core.weighting import power_weights
@@ -176,8 +176,8 @@ def test_a_value_that_is_none():
 
 
 def test_who_is_there_shares_what_they_held():
-    assert updated_share(named(0.2, 0.3, 0.5), named(3.0, 1.0)) == close(0.375, 0.125, 0.5)
-    assert updated_share(named(0.2, 0.3, 0.5), named(-3.0, 0.0)) == close(0.25, 0.25, 0.5)
+    assert update_share(named(0.2, 0.3, 0.5), named(3.0, 1.0)) == close(0.375, 0.125, 0.5)
+    assert update_share(named(0.2, 0.3, 0.5), named(-3.0, 0.0)) == close(0.25, 0.25, 0.5)
 
 
 # ------------------------------------------------------------------------------------------------ FairFed

@@ -10,7 +10,7 @@ import pytest
 
 from fairflare.core.plans.counts import Case
 from fairflare.data.whole_volumes import Whole
-from fairflare.tasks.volumes.fingerprint import cropped, fingerprint, fingerprints
+from fairflare.tasks.volumes.fingerprint import crop_zeros, fingerprint, fingerprints
 
 
 def volume(seed: int = 0) -> Whole:
@@ -47,7 +47,7 @@ def test_a_volume_is_measured_in_the_body_and_its_ct_where_the_structures_are(la
 
 def test_the_box_is_of_all_channels_and_lies_where_it_lay() -> None:
     whole = volume()
-    box = cropped(whole)
+    box = crop_zeros(whole)
     assert box.image.shape == (2, 7, 9, 13)
     assert np.array_equal(box.image, whole.image[:, 3:, :9, 1:])
     assert box.mask is not None and whole.mask is not None  # noqa: PT018
@@ -55,7 +55,7 @@ def test_the_box_is_of_all_channels_and_lies_where_it_lay() -> None:
     assert whole.affine is not None and box.affine is not None  # noqa: PT018
     assert np.allclose(box.affine @ [0, 0, 0, 1], whole.affine @ [3, 0, 1, 1])
     nothing = Whole(np.zeros((1, 2, 3, 4), np.float32), None, None)
-    assert cropped(nothing).image.shape == (1, 2, 3, 4)
+    assert crop_zeros(nothing).image.shape == (1, 2, 3, 4)
 
 
 def test_a_sites_own_values_are_read_as_its_labels() -> None:

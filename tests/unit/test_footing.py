@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairflare.core.statistics.footing import Footing, adjusted, relative
+from fairflare.core.statistics.footing import Footing, fit_effects, relative
 from fairflare.core.weighting import power_weights
-from fairflare.reporting.values import linked
+from fairflare.reporting.values import are_linked
 from tests.unit.report_runs import read
 
 ABC = Footing({"A": frozenset({"s1"}), "B": frozenset({"s2"}), "C": frozenset({"s1", "s2"})}, "dice")
@@ -97,10 +97,10 @@ def test_of_a_single_structure_a_site_whose_images_mark_none_has_no_figure() -> 
 def test_own_means_are_never_ranked() -> None:
     test = {"A": {"dice": 0.7, "own/dice": 0.8, "auc": 0.9}}
     one, two = (read(test=test, footing={"parts": parts}) for parts in ([["A", "B"]], [["A"], ["B"]]))
-    assert linked(one, "dice")
-    assert not linked(two, "dice")
-    assert linked(two, "auc")
-    assert not linked(one, "own/dice")
+    assert are_linked(one, "dice")
+    assert not are_linked(two, "dice")
+    assert are_linked(two, "auc")
+    assert not are_linked(one, "own/dice")
 
 
 def test_a_cell_without_a_value_leaves_the_site_without_a_figure() -> None:
@@ -119,7 +119,7 @@ def test_what_is_additive_is_found_back(seed: int) -> None:
     has[:, 0] |= ~has.any(1)
     has[0] = True  # links all
     cells = {f"site-{k}": {f"s{s}": u[k] + v[s] for s in range(4) if has[k, s]} for k in range(6)}
-    assert list(adjusted(cells).values()) == pytest.approx(u.tolist())
+    assert list(fit_effects(cells).values()) == pytest.approx(u.tolist())
 
 
 def test_metrics_of_test_lists_and_of_classes() -> None:

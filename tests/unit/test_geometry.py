@@ -25,7 +25,7 @@ from fairflare.data.geometry import (
 )
 from fairflare.data.geometry import stack as in_order
 from fairflare.data.kinds import group_faults
-from fairflare.data.orientation import turned
+from fairflare.data.orientation import turn_view
 
 AXIAL, CORONAL, SAGITTAL = (1, 0, 0, 0, 1, 0), (1, 0, 0, 0, 0, -1), (0, 1, 0, 0, 0, -1)
 OBLIQUE = (0.939692621, 0.342020143, 0, -0.296198133, 0.813797681, 0.5)
@@ -439,11 +439,11 @@ def test_the_turns_that_a_picture_states() -> None:
         8: [[2, 5], [1, 4], [0, 3]], 9: [[0, 1, 2], [3, 4, 5]], None: [[0, 1, 2], [3, 4, 5]],
     }  # fmt: skip
     for tag, seen in wanted.items():
-        assert turned(stored, tag_turn(tag)).tolist() == seen, tag
+        assert turn_view(stored, tag_turn(tag)).tolist() == seen, tag
 
 
 def shown(stored: np.ndarray, tag: int | None) -> tuple[np.ndarray, Grid]:
-    seen = turned(stored, tag_turn(tag))
+    seen = turn_view(stored, tag_turn(tag))
     return seen, Grid((*seen.shape, 1), tag=tag)
 
 

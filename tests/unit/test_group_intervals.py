@@ -14,7 +14,7 @@ from scipy.stats import binomtest, norm, t
 from fairflare.core.cells import Cell, Vector
 from fairflare.core.statistics.group_intervals import GAPS, gap_intervals, intervals_of
 from fairflare.core.statistics.group_metrics import gaps_of
-from fairflare.core.statistics.group_sums import added, sums_of
+from fairflare.core.statistics.group_sums import add_sums, sums_of
 from fairflare.reporting.documents import Info, RunResults
 from fairflare.reporting.layout import print_cell
 from fairflare_lab.compare.group_gaps import Value, average_seeds, gap_table, gaps_in_words
@@ -72,7 +72,7 @@ def test_gaps_of_shares_have_newcombes_intervals(classes: int) -> None:
         ("accuracy_gap", right),
     ):  # fmt: skip
         assert found[name] == pytest.approx(largest(of), abs=1e-12), name
-    gaps = gaps_of(by_group(labels, scores, numbers), added(list(by_group(labels, scores, numbers).values())))
+    gaps = gaps_of(by_group(labels, scores, numbers), add_sums(list(by_group(labels, scores, numbers).values())))
     assert all(found[name][0] <= gaps[name] <= found[name][1] for name in GAPS if name in found)
     assert found["accuracy_gap"][0] > 0  # the model is worse in group 1
 

@@ -14,7 +14,7 @@ from sklearn.metrics import accuracy_score, brier_score_loss, confusion_matrix, 
 
 from fairflare.core.statistics.group_metrics import areas, gaps_of, metrics_of, worst_of
 from fairflare.core.statistics.group_sums import (
-    added,
+    add_sums,
     find_hidden_groups,
     find_hidden_parts,
     impossible,
@@ -62,7 +62,7 @@ def test_pooled_over_sites_as_scikit_learn_has_it(classes: int) -> None:
     labels, scores, groups = made(classes, 400)
     site = np.random.default_rng(9).integers(0, 3, 400)
     for group in range(3):
-        pooled = added([sums(labels, scores, (groups == group) & (site == s)) for s in range(3)])
+        pooled = add_sums([sums(labels, scores, (groups == group) & (site == s)) for s in range(3)])
         found = metrics_of(pooled)
         truth, told, own = labels[groups == group], scores[groups == group].argmax(1), scores[groups == group]
         assert found["accuracy"] == pytest.approx(accuracy_score(truth, told), abs=1e-12)
@@ -97,7 +97,7 @@ def test_gaps_by_hand(classes: int) -> None:
     labels, scores, groups = made(classes, 500, 3)
     told = scores.argmax(1)
     of = {f"g{g}": sums(labels, scores, groups == g) for g in range(3)}
-    whole = added(list(of.values()))
+    whole = add_sums(list(of.values()))
     found = gaps_of(of, whole)
     sensitivity, false, share = [], [], []
     for c in [1] if classes == 2 else range(classes):
@@ -132,7 +132,7 @@ def test_dice_by_group_and_equity_scaled() -> None:
         found = metrics_of(of[str(g)])
         assert found["dice"] == pytest.approx(dice[groups == g].mean(), abs=1e-12)
         assert found["dice_std"] == pytest.approx(dice[groups == g].std(0).mean(), abs=1e-12)
-    whole = added(list(of.values()))
+    whole = add_sums(list(of.values()))
     apart = sum(abs(dice.mean() - dice[groups == g].mean()) for g in range(2))
     assert gaps_of(of, whole)["es_dice"] == pytest.approx(dice.mean() / (1 + apart), abs=1e-12)
 
@@ -142,7 +142,7 @@ def test_what_is_not_defined_is_nan_and_in_no_gap() -> None:
     nobody = sums(labels, scores, np.zeros(90, bool))
     assert all(math.isnan(value) for value in metrics_of(nobody).values())
     of = {"a": sums(labels, scores, groups == 0), "none": nobody}
-    assert all(math.isnan(value) for value in gaps_of(of, added(list(of.values()))).values())
+    assert all(math.isnan(value) for value in gaps_of(of, add_sums(list(of.values()))).values())
     assert worst_of(of) == {}
 
 
@@ -150,10 +150,10 @@ def test_a_kept_sum_is_left_out_of_its_entry() -> None:
     labels, scores, groups = made(3, 90)
     told, kept = sums(labels, scores, groups == 0), sums(labels, scores, groups == 1)
     kept["confusion"][1] = np.nan
-    both = added([told, kept])
+    both = add_sums([told, kept])
     assert both["confusion"][1].tolist() == told["confusion"][1].tolist()
     assert both["confusion"][0].tolist() == (told["confusion"][0] + kept["confusion"][0]).tolist()
-    assert np.isnan(added([kept])["confusion"][1]).all()
+    assert np.isnan(add_sums([kept])["confusion"][1]).all()
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -439,7 +439,7 @@ def test_a_gap_of_dice_is_over_the_structures_that_both_groups_have() -> None:
     women, men = (sums_of(None, dice, np.arange(8) // 4 == k, 4, 4) for k in (0, 1))
     assert metrics_of(women)["dice"] == pytest.approx(0.6)
     assert metrics_of(men)["dice"] == pytest.approx(0.9)
-    gaps = gaps_of({"women": women, "men": men}, added([women, men]))
+    gaps = gaps_of({"women": women, "men": men}, add_sums([women, men]))
     assert gaps["dice_gap"] == pytest.approx(0.0)
     assert gaps["es_dice"] == pytest.approx(0.9)
     assert not impossible(men)

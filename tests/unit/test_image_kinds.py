@@ -17,7 +17,7 @@ from pydicom.uid import JPEGLSLossless
 from fairflare.data.datalist import DataError, Sample, load_datalist, write_datalist
 from fairflare.data.image_file import ImageFile, TooLarge, image_file, kind_of
 from fairflare.data.intensity import Intensity
-from fairflare.data.orientation import ORIENTATIONS, back, turn_of, turned
+from fairflare.data.orientation import ORIENTATIONS, back, turn_of, turn_view
 from fairflare.data.reading import Reading, read_image, read_mask, read_pair, slices_in
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
@@ -140,10 +140,10 @@ def test_a_body_stored_in_any_way_is_seen_the_same(tmp_path: Path) -> None:
             pictures.append(np.stack([read(path, k, orientation=plane)[:, :, 0] for k in (0, 1)]))
         turn = turn_of(image_file(path).facts().affine, "axial", SLICES)
         stored = image_file(path).decode(is_mask=False, limit=10**6)
-        np.testing.assert_array_equal(turned(stored, turn), volume)
+        np.testing.assert_array_equal(turn_view(stored, turn), volume)
         for orientation in ORIENTATIONS:
             turn = turn_of(image_file(path).facts().affine, orientation, 9)
-            np.testing.assert_array_equal(turned(turned(stored, turn), back(turn)), stored)
+            np.testing.assert_array_equal(turn_view(turn_view(stored, turn), back(turn)), stored)
     low, high = volume.min(), np.percentile(volume, 99)
     shown = np.clip((volume - low) / (high - low), 0, 1)
     first_two = {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fairflare.core.statistics.intervals import degrees, holm, paired_gain, reach, skewness, unskewed, widened
+from fairflare.core.statistics.intervals import degrees, holm, paired_gain, reach, remove_skew, skewness, widen_draws
 from fairflare_lab.statistics.seed_intervals import aggregate_sites, estimate, shared_variance
 
 RNG = np.random.default_rng(0)
@@ -72,10 +72,10 @@ def test_draws_of_few_patients_are_widened() -> None:
     """Check that the variance over all draws of m values is (m - 1) / m of their mean's unbiased variance."""
     values = np.array([0.2, 0.5, 0.9])
     every = np.stack(np.meshgrid(*[values] * 3)).reshape(3, -1).mean(0)
-    wide = widened([values.mean()], every[None], [3])[0]
+    wide = widen_draws([values.mean()], every[None], [3])[0]
     assert wide.var() == pytest.approx(values.var(ddof=1) / 3)
     assert wide.mean() == pytest.approx(values.mean())
-    assert widened([values.mean()], every[None], [math.inf])[0] == pytest.approx(every, rel=1e-14)
+    assert widen_draws([values.mean()], every[None], [math.inf])[0] == pytest.approx(every, rel=1e-14)
 
 
 def test_degrees_of_freedom_of_a_sum() -> None:
@@ -94,8 +94,8 @@ def test_the_ends_are_where_the_nearer_of_both_ratios_reaches_its_limit(skew: fl
         t = sign * far
         halls = t + skew / 6 + skew * t * t / 3 + skew * skew * t**3 / 27
         assert min(abs(t), abs(halls)) == pytest.approx(2.3, abs=1e-8)
-        assert float(unskewed(np.array(t), np.array(skew))) == pytest.approx(2.3, abs=1e-8)
-        assert float(unskewed(np.array(t * 0.999), np.array(skew))) < 2.3
+        assert float(remove_skew(np.array(t), np.array(skew))) == pytest.approx(2.3, abs=1e-8)
+        assert float(remove_skew(np.array(t * 0.999), np.array(skew))) < 2.3
     assert min(found) == pytest.approx(2.3)
     assert (max(found) > 2.4) == (abs(skew) > 0.1), "on the side where the rare values would be"
 

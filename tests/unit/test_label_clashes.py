@@ -16,7 +16,7 @@ from PIL import Image
 from scipy.ndimage import maximum_filter, minimum_filter
 
 from fairflare.checking.images import Problem, _Looker, check_sites
-from fairflare.core.statistics.label_maps import exchanged, regions_of
+from fairflare.core.statistics.label_maps import find_exchanged, regions_of
 from fairflare.data.datalist import write_datalist
 from fairflare.data.kinds import apart, describe_mask, odd_masks
 from fairflare.tasks.classification import ClassificationTask
@@ -409,16 +409,16 @@ def test_parts_that_are_exchanged_in_some_masks_of_one_site(kind: str) -> None:
     parts = [pair_of(kind, number, rng) for number in range(32)]
     mixed = [mask[::-1] if number in odd else mask for number, mask in enumerate(parts)]
     for masks, expected in ((parts, []), (mixed[:-4], []), (mixed, [(1, 2, odd)])):
-        assert [*exchanged([regions_of(mask, volume=kind != "core") for mask in masks])] == expected
+        assert [*find_exchanged([regions_of(mask, volume=kind != "core") for mask in masks])] == expected
     if kind == "behind":  # in a picture no axis is that of front and back
-        assert [*exchanged([regions_of(mask) for mask in mixed])] == []
+        assert [*find_exchanged([regions_of(mask) for mask in mixed])] == []
 
 
 @pytest.mark.parametrize(("other", "said"), [(0.5, 1), (0.9, 0), (0.1, 0)])
 def test_exchanged_parts_have_ratios_that_are_each_other_s_inverse(other: float, said: int) -> None:
     """Check a part that lies twice as far out as another, and in eight masks this much as far."""
     masks = [{1: np.ones(6), 2: np.array([1, 1, far, 1, 1, 1])} for far in [2.0] * 24 + [other] * 8]
-    assert len([*exchanged(masks)]) == said
+    assert len([*find_exchanged(masks)]) == said
 
 
 @pytest.mark.parametrize(("step", "said"), [(1, 0), (2, 1)])

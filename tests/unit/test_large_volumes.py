@@ -23,7 +23,7 @@ from monai.data import MetaTensor
 from monai.transforms import Spacing
 
 from fairflare.base.machine import memory
-from fairflare.base.machine.memory import counted, free_memory, workers
+from fairflare.base.machine.memory import free_memory, print_progress, workers
 from fairflare.base.site_data import VALIDATION_PATCHES
 from fairflare.base.stopping import TaskStopped
 from fairflare.checking.images import check_sites
@@ -37,13 +37,13 @@ from fairflare.data.kinds import describe_mask
 from fairflare.data.preparers.__main__ import main as prepare
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.looking import MADE, Look, look_at_volume, looks_of
-from fairflare.data.preparers.own import suited_patches
+from fairflare.data.preparers.own import choose_patches
 from fairflare.data.reading import Reading, reading_takes
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
 from fairflare.tasks.scores.site_statistics import measure
 from fairflare.tasks.volumes.base import PREPARED
-from fairflare.tasks.volumes.prepared import zoomed
+from fairflare.tasks.volumes.prepared import zoom_volume
 from fairflare.tasks.volumes.segmentation import FolderPatches, VolumeSegmentationTask
 from tests.tiny import run_document
 
@@ -201,7 +201,7 @@ def test_no_more_threads_than_memory_and_cores_allow(tmp_path: Path, monkeypatch
 def test_it_is_said_how_far_a_command_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     now = iter([0, 10, 31, 31, 40, 62, 62, 99])  # seconds at the start, after each result, and after each line
     monkeypatch.setattr(memory.time, "monotonic", lambda: next(now))
-    assert list(counted("abcde", 5, "images")) == list("abcde")
+    assert list(print_progress("abcde", 5, "images")) == list("abcde")
     assert capsys.readouterr().out == "2 of 5 images\n4 of 5 images\n"
 
 
@@ -453,7 +453,7 @@ def test_resampling_is_monai_s(spacing: tuple[float, ...], nearest: bool) -> Non
         wanted = Spacing(spacing, mode="nearest" if nearest else "bilinear", padding_mode="border")(
             MetaTensor(values, affine=affine)
         )
-        found = zoomed(MetaTensor(values.to(torch.int8) if nearest else values, affine=affine), spacing, nearest)
+        found = zoom_volume(MetaTensor(values.to(torch.int8) if nearest else values, affine=affine), spacing, nearest)
         np.testing.assert_allclose(found.affine, wanted.affine, atol=1e-9)
         np.testing.assert_allclose(found.numpy(), wanted.numpy(), atol=1e-5)
         assert found.dtype == (torch.int8 if nearest else torch.float32)
@@ -477,7 +477,7 @@ def test_a_check_reads_each_file_once_and_little_at_a_time(tmp_path: Path, monke
     root, reads = site(tmp_path / "site"), list[Path]()
     real = Volume.decode
     monkeypatch.setattr(Volume, "decode", lambda file, **how: reads.append(file.path) or real(file, **how))
-    monkeypatch.setattr(Volume, "decoded", lambda file, is_mask: 1)  # which would count as a reading here
+    monkeypatch.setattr(Volume, "count_decoded_bytes", lambda file, is_mask: 1)  # which would count as a reading here
     task = VolumeSegmentationTask(num_classes=2, intensity="window", window=(0, 500), spacing=(2.0, 2.0, 2.0))
     found = check_sites(task, {"s": {"data_root": str(root)}})
     assert sorted(reads) == sorted(file for file in root.iterdir() if file.suffix == ".nii")
@@ -496,7 +496,7 @@ def test_statistics_read_each_file_once(tmp_path: Path, monkeypatch: pytest.Monk
     root, reads = site(tmp_path / "site", (34, 36, 38)), list[Path]()
     real = Volume.decode
     monkeypatch.setattr(Volume, "decode", lambda file, **how: reads.append(file.path) or real(file, **how))
-    monkeypatch.setattr(Volume, "decoded", lambda file, is_mask: 1)
+    monkeypatch.setattr(Volume, "count_decoded_bytes", lambda file, is_mask: 1)
     monkeypatch.setattr(memory, "cores", lambda: 4)
     sums = measure("s", {"data_root": str(root)}, "segmentation", Reading(intensity="range"), 1)
     assert sorted(reads) == sorted(file for file in root.iterdir() if file.suffix == ".nii")
@@ -562,7 +562,7 @@ def test_a_patch_covers_eight_centimetres(sites: list[list[Any]], wanted: dict[s
         for number, own in enumerate(sites)
         for axes, air in own
     ]
-    found = suited_patches(good)
+    found = choose_patches(good)
     assert found == wanted
     for voxel, side in zip(found.get("spacing", ()), found.get("patch_size", ()), strict=True):
         assert voxel * side >= 80
@@ -598,7 +598,7 @@ def test_windows_are_those_of_monai(shape: tuple[int, ...], overlap: float) -> N
         seen.append(window.shape)
         return window
 
-    task.outputs(model, task.fitted(MetaTensor(torch.zeros(1, *shape))).as_tensor()[None])  # type: ignore[arg-type]
+    task.outputs(model, task.fit_size(MetaTensor(torch.zeros(1, *shape))).as_tensor()[None])  # type: ignore[arg-type]
     assert task.windows_in(shape) == len(seen)
 
 

@@ -10,14 +10,14 @@ import sys
 import pytest
 
 from fairflare.base.machine import memory_reuse
-from fairflare.base.machine.memory_reuse import reused_memory
+from fairflare.base.machine.memory_reuse import reuse_memory
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc gives these limits")
 
 PROGRAM = """
 import resource
 import numpy as np
-from fairflare.base.machine.memory_reuse import reused_memory
+from fairflare.base.machine.memory_reuse import reuse_memory
 
 def faults(times=8):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -31,7 +31,7 @@ def resident():
         return int(file.read().split()[1]) * resource.getpagesize()
 
 outside, start = faults(), resident()
-with reused_memory("cpu"):
+with reuse_memory("cpu"):
     faults(1)
     inside, held = faults(), resident()
 print(outside, inside, held - start, resident() - start)
@@ -61,6 +61,6 @@ def test_what_the_environment_says_of_the_allocator_goes_before() -> None:
 
 
 def test_nothing_is_set_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_reuse, "_adjusted", lambda: pytest.fail("the C library was asked"))
-    with reused_memory("cuda"):
+    monkeypatch.setattr(memory_reuse, "_set_limits", lambda: pytest.fail("the C library was asked"))
+    with reuse_memory("cuda"):
         pass

@@ -16,7 +16,7 @@ import torch
 from fairflare.base.settings import build, choices, field_names
 from fairflare.core import qmix
 from fairflare.core.agents.mu_rewards import MU_GRID
-from fairflare.core.agents.thompson import beliefs, standardised
+from fairflare.core.agents.thompson import beliefs, standardise
 from fairflare.core.qmix import QMix
 from fairflare.methods.parts.mu_policy import BanditMu, FixedMu, MuPolicy, QMixMu, RandomMu, VdnMu
 
@@ -202,14 +202,14 @@ def test_a_belief_is_prior_times_likelihood(rewards):
 
 
 def test_beliefs_by_hand():
-    low, middle, high = standardised([1.0, 2.0, 6.0])  # mean 3, variance (4 + 1 + 9) / 3
+    low, middle, high = standardise([1.0, 2.0, 6.0])  # mean 3, variance (4 + 1 + 9) / 3
     assert (low, middle, high) == pytest.approx((-0.92582, -0.46291, 1.38873), abs=1e-5)
     assert beliefs([[low, high], [], [middle]]) == [
         pytest.approx((0.15430, 0.57735), abs=1e-5), (0.0, 1.0), pytest.approx((-0.23146, 0.70711), abs=1e-5),
     ]  # fmt: skip
-    assert standardised([]) == []
-    assert standardised([0.1] * 3) == [0.0] * 3
-    assert standardised([-20.0, -10.0, 30.0]) == pytest.approx((low, middle, high))  # scale and origin have no effect
+    assert standardise([]) == []
+    assert standardise([0.1] * 3) == [0.0] * 3
+    assert standardise([-20.0, -10.0, 30.0]) == pytest.approx((low, middle, high))  # scale and origin have no effect
 
 
 def test_a_bandit_credits_mu_with_the_next_model():
@@ -272,7 +272,7 @@ def test_no_reward_moves_a_belief_far():
         policy.choose(inputs(everybody(global_accuracy=float(r == 30)), r))
     rewards = [earned for earned, _ in policy.state_dict()["past"]]
     assert all(math.exp(-0.95) - 1 <= earned <= math.exp(0.05) - 1 for earned in rewards)
-    scores = standardised(rewards)
+    scores = standardise(rewards)
     assert max(map(abs, scores)) == pytest.approx(math.sqrt(len(rewards) - 1))  # the bound, where one differs from all
     assert abs(beliefs([scores])[0][0]) < 1e-9
 

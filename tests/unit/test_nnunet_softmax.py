@@ -190,8 +190,8 @@ def test_sites_that_annotate_different_structures_are_refused_before_the_first_r
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(DataError, match=r"site 'a': .*output=softmax, which may"):
-        task().annotated_in("a", SegmentationSite(structures=[1]))
-    assert task().annotated_in("a", SegmentationSite(structures="all")) == (0, 1)
+        task().read_annotated("a", SegmentationSite(structures=[1]))
+    assert task().read_annotated("a", SegmentationSite(structures="all")) == (0, 1)
     sites = {"a": {**volumes(tmp_path / "a", (1,)), "structures": [1]}, "b": volumes(tmp_path / "b", (1, 2))}
     learned = make_plan("fed_avg", task="nnunet", sites=["a", "b"], num_rounds=1, settings={"plan": plan(), **SMALL})
     with pytest.raises(RoundFailed, match=r"check, .*site 'a': key 'structures' "):

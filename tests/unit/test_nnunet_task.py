@@ -107,7 +107,7 @@ def test_each_channel_is_standardised_as_the_plan_says(masked: bool) -> None:
     images[:, :, :8] = images[:, :5, 20:] = images[:, 12, 15, 10] = 0  # an edge, a corner, a hole
     inside = np.ones((20, 16, 24), bool)  # without the edge; nnU-Net fills the hole
     inside[:5, 12:] = False
-    found = task(plan=made, channels=("T2", "CT")).placed(Whole(images, None, np.diag([4.0, 4, 4, 1])), "x")
+    found = task(plan=made, channels=("T2", "CT")).place_volume(Whole(images, None, np.diag([4.0, 4, 4, 1])), "x")
     values = images[:, :, 8:]
     part = values[0][inside] if masked else values[0]
     first = np.where(inside | (not masked), (values[0] - part.mean()) / part.std(), 0)

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from fairflare.base.machine import one_run
 from fairflare.base.machine.one_run import BELONGS_TO, belonging_to, refuse_inside_run, refuse_main
-from fairflare.base.plugins import loaded
+from fairflare.base.plugins import load_object
 from fairflare.base.settings import Part, settings
 from fairflare.cli.commands import app
 from fairflare.cli.run.simulate import simulate
@@ -162,7 +162,7 @@ def test_a_plugin_and_a_bundle_cannot_start_a_run(tmp_path: Path, monkeypatch: p
     (tmp_path / "starting_plugin.py").write_text(IMPORTS + STARTS["run_local"])
     point = EntryPoint("mine", "starting_plugin", "fairflare.methods")
     with pytest.raises(ValueError, match=f"^plugin mine = starting_plugin {INSIDE}"):
-        loaded(point)
+        load_object(point)
     config = train_config()
     config["network_def"] = {"_target_": "starting_scripts.net.Net"}
     bundle = write_bundle(tmp_path / "b", config)

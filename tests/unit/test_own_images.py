@@ -13,11 +13,17 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fairflare.cli.commands import app
-from fairflare.cli.data.own_images import describe_reading, forbid_phantom, looked_at, suited, suited_settings
+from fairflare.cli.data.own_images import (
+    choose_image_settings,
+    choose_run_settings,
+    describe_reading,
+    forbid_phantom,
+    read_first_images,
+)
 from fairflare.cli.data.sites import run_sites
 from fairflare.cli.run.folder import site_settings
 from fairflare.data.datalist import DataError, load_datalist
-from fairflare.data.patients import find_shared_groups, suggested
+from fairflare.data.patients import find_shared_groups, suggest_groups
 from fairflare.data.preparers.__main__ import main as prepare
 from fairflare.data.preparers.__main__ import say
 from fairflare.data.preparers.listed import groups_by_site
@@ -191,13 +197,13 @@ def test_channels_and_size_come_from_the_images(
 ) -> None:
     local = {"sites": {"A": {"data_root": str(site(tmp_path / "A", colour=colour, size=size))}}}
     plan = make_plan("fed_avg", sites=["A"], min_sites=1)
-    images = looked_at(plan, local)
-    assert suited_settings(plan, images) == read
+    images = read_first_images(plan, local)
+    assert choose_image_settings(plan, images) == read
     adapted = make_plan("fed_avg", sites=["A"], min_sites=1, settings=read)
     told = describe_reading(adapted, images, trial=True)
     assert told.startswith(f"{words}; 3 rounds: a trial; --paper")
     assert describe_reading(adapted, images, trial=False) == f"{words}; 3 rounds"
-    assert looked_at(plan, {}) == []
+    assert read_first_images(plan, {}) == []
 
 
 def test_networks_that_need_larger_images(tmp_path: Path) -> None:
@@ -205,9 +211,9 @@ def test_networks_that_need_larger_images(tmp_path: Path) -> None:
         "fed_avg", task="classification", sites=2, settings={"network": "densenet121", "image_size": [64, 64]}
     )
     image = np.zeros((20, 20, 1), np.float32)
-    assert suited_settings(dense, [image])["image_size"] == [64, 64]
+    assert choose_image_settings(dense, [image])["image_size"] == [64, 64]
     given = make_plan("fed_avg", sites=2, settings={"initial_weights": "x.pt"})
-    assert suited_settings(given, [image]) == {"image_size": [32, 32]}  # a checkpoint has its own channels
+    assert choose_image_settings(given, [image]) == {"image_size": [32, 32]}  # a checkpoint has its own channels
 
 
 def test_a_run_says_it_and_what_is_given_stays(tmp_path: Path) -> None:
@@ -225,19 +231,19 @@ def test_a_run_says_it_and_what_is_given_stays(tmp_path: Path) -> None:
 
 
 def test_names_that_look_like_patients() -> None:
-    expression, groups = suggested([f"s/p{n:02d}_{k}.png" for n in range(4) for k in range(2)]) or ("", {})
+    expression, groups = suggest_groups([f"s/p{n:02d}_{k}.png" for n in range(4) for k in range(2)]) or ("", {})
     assert groups["s/p03_1.png"] == "p03"
     assert groups_by_site(expression, ["A"]) == {"A": expression}  # a valid --group
-    eyes = suggested([f"{n}_{eye}.jpeg" for n in range(5) for eye in ("left", "right")])
+    eyes = suggest_groups([f"{n}_{eye}.jpeg" for n in range(5) for eye in ("left", "right")])
     assert eyes is not None
     assert eyes[1]["3_right.jpeg"] == "3"
-    folders = suggested([f"x/{who}/{k}.png" for who in ("ann", "bob", "eve") for k in "ab"])
+    folders = suggest_groups([f"x/{who}/{k}.png" for who in ("ann", "bob", "eve") for k in "ab"])
     assert folders is not None
     assert folders[1]["x/eve/b.png"] == "eve"
-    assert suggested([f"image_{n}.png" for n in range(30)]) is None  # one group is none
-    assert suggested([f"{n:03d}.png" for n in range(30)]) is None
-    assert suggested([f"a{n}_0.png" for n in range(30)]) is None  # one image each
-    assert suggested([f"{kind}_{n}.png" for kind in ("cat", "dog") for n in range(30)]) is None
+    assert suggest_groups([f"image_{n}.png" for n in range(30)]) is None  # one group is none
+    assert suggest_groups([f"{n:03d}.png" for n in range(30)]) is None
+    assert suggest_groups([f"a{n}_0.png" for n in range(30)]) is None  # one image each
+    assert suggest_groups([f"{kind}_{n}.png" for kind in ("cat", "dog") for n in range(30)]) is None
 
 
 def test_groups_on_both_sides() -> None:
@@ -331,11 +337,11 @@ def test_a_block_of_a_site_that_the_run_lacks_is_noted(tmp_path: Path, capsys: p
     plan = make_plan("fed_avg", sites=8)
     local = json.loads(file.read_text())
     same: Any = {"quick": False, "trial": False}
-    assert suited(plan, local, file, {}, **same) == {}
+    assert choose_run_settings(plan, local, file, {}, **same) == {}
     told = "".join(capsys.readouterr().err.split())
     assert f"NOTE:nothingreadstheblockofsite-9in{file}:therunhasthesitessite-1,site-2,site-3," in told
-    assert suited(plan, local, file, {}, some=True, **same) == {}  # evaluate tests some of the sites
-    assert suited(make_plan("fed_avg", sites=9), local, file, {}, **same) == {}
+    assert choose_run_settings(plan, local, file, {}, some=True, **same) == {}  # evaluate tests some of the sites
+    assert choose_run_settings(make_plan("fed_avg", sites=9), local, file, {}, **same) == {}
     assert "NOTE" not in capsys.readouterr().err
 
 

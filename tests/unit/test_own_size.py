@@ -17,7 +17,7 @@ from fairflare.base.stopping import StoppableData
 from fairflare.cli import commands
 from fairflare.cli.data.own_images import kind_by_manifest
 from fairflare.data.datalist import SPLITS, write_datalist
-from fairflare.tasks.placing import back_in_place, centred, inner_size, masks_placed, overlaps, smooth
+from fairflare.tasks.placing import back_in_place, centre, inner_size, masks_placed, overlaps, smooth
 from fairflare.tasks.segmentation import SegmentationTask
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -111,8 +111,8 @@ def test_what_is_padded_is_an_edge_and_what_is_cropped_is_gone() -> None:
 @pytest.mark.parametrize(("small", "large"), [(20, 25), (21, 32), (7, 8), (9, 9)])
 def test_what_is_padded_and_cut_again_is_where_it_was(small: int, large: int) -> None:
     picture = torch.arange(small * 5.0).reshape(1, small, 5)
-    wide = centred(picture, (large, 9))
-    assert torch.equal(centred(wide, (small, 5)), picture)
+    wide = centre(picture, (large, 9))
+    assert torch.equal(centre(wide, (small, 5)), picture)
     assert float(wide.sum()) == float(picture.sum())
 
 

@@ -372,19 +372,19 @@ def test_hyperkvasir(tmp_path: Path) -> None:
 
 
 def test_rsna_windows_rescaled_values(tmp_path: Path) -> None:
-    from fairflare_lab.sets.special import windowed
+    from fairflare_lab.sets.special import apply_window
 
     values = np.array([[-1024, 0, 20], [40, 80, 3000]])
     expected = [[0, 0, 64], [128, 255, 255]]
     file = dicom(tmp_path / "a.dcm", values, "p")
-    assert windowed(file, 40, 80).tolist() == expected
+    assert apply_window(file, 40, 80).tolist() == expected
     inverted = dicom(tmp_path / "b.dcm", values, "p", PhotometricInterpretation="MONOCHROME1")
-    assert windowed(inverted, 40, 80).tolist() == [[255, 255, 191], [128, 0, 0]]
+    assert apply_window(inverted, 40, 80).tolist() == [[255, 255, 191], [128, 0, 0]]
     slope = dicom(tmp_path / "c.dcm", values, "p", RescaleSlope=2, RescaleIntercept=-2048)
-    assert windowed(slope, 40, 160).tolist() == [[0, 64, 128], [191, 255, 255]]
+    assert apply_window(slope, 40, 160).tolist() == [[0, 64, 128], [191, 255, 255]]
     (tmp_path / "d.dcm").write_bytes(b"no DICOM")
     with pytest.raises(DataError, match=r"d\.dcm' .*it is no DICOM file"):
-        windowed(tmp_path / "d.dcm", 40, 80)
+        apply_window(tmp_path / "d.dcm", 40, 80)
 
 
 def test_rsna_selects_slices_of_one_kind(tmp_path: Path) -> None:

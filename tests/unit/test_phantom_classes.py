@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairflare.base.described import described
+from fairflare.base.described import describe_settings
 from fairflare.base.settings import field_names
 from fairflare.data.corruptions import CORRUPTIONS, corrupt, image_seed
 from fairflare.data.partitions import SHARD_MODES, iid_partition, stratified_split
@@ -447,7 +447,7 @@ def test_every_declared_range_is_the_one_that_holds() -> None:
 
 
 def test_the_choices_are_those_of_the_phantom() -> None:
-    wanted, drawn = ({s.name: s.wanted for s in described(of)} for of in (ClassificationTask, PhantomPlan))
+    wanted, drawn = ({s.name: s.wanted for s in describe_settings(of)} for of in (ClassificationTask, PhantomPlan))
     for name, known in (("phantom", PHANTOMS), ("shard_mode", SHARD_MODES), ("corruption", CORRUPTIONS)):
         assert wanted[name] == f"one of {', '.join(map(repr, known))}"
     for name in ("partition", "shard_mode", "corruption", "label_noise_kind"):

@@ -12,7 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairflare.core.plans.counts import Case, Counts, counted, foreground, intensities, merge_counts, quantile, total
+from fairflare.core.plans.counts import (
+    Case,
+    Counts,
+    count_values,
+    foreground,
+    intensities,
+    merge_counts,
+    quantile,
+    total,
+)
 from fairflare.core.plans.document import Answers, plan_of
 from fairflare.core.plans.rules import (
     coarsest_first,
@@ -54,7 +63,7 @@ def of_cases(cases: Sequence[Case], least: int = 1, parts: int = 1) -> Answers:
     sites = [cases[part::parts] for part in range(parts)]
 
     def summed(kind: str, target: Sequence[float] = ()) -> list[Counts]:
-        each = ([merge_counts(axis, least) for axis in counted(site, kind, target)] for site in sites)
+        each = ([merge_counts(axis, least) for axis in count_values(site, kind, target)] for site in sites)
         return [total(axis) for axis in zip(*each, strict=True)]
 
     first = Answers(summed("spacing"), summed("size"))

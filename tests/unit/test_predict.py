@@ -26,7 +26,7 @@ from fairflare.federation.collecting.phase import Stopped
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.record.task_record import TaskRecorder
 from fairflare.federation.transports.local import run_local
-from fairflare.prediction.masks import coded, label_map, labels_of, resize_labels
+from fairflare.prediction.masks import code_labels, label_map, labels_of, resize_labels
 from fairflare.prediction.predictor import load_predictor
 from fairflare.prediction.recall import recall
 from fairflare.prediction.saved_model import find_model, read_model
@@ -329,12 +329,12 @@ def test_a_label_map_says_which_structures_were_found() -> None:
 
 def test_values_in_the_file_are_those_of_the_training_masks() -> None:
     labels = np.array([[0, 1, 2]])
-    assert coded(labels, NESTED, Path("a.png")).tolist() == [[0, 128, 254]]
-    assert coded(labels, APART, Path("a.png")).tolist() == [[0, 1, 2]]
+    assert code_labels(labels, NESTED, Path("a.png")).tolist() == [[0, 128, 254]]
+    assert code_labels(labels, APART, Path("a.png")).tolist() == [[0, 1, 2]]
     only = SegmentationTask()
-    assert coded(labels[:, :2], only, Path("a.png")).tolist() == [[0, 255]]
-    assert coded(labels[:, :2], only, Path("a.nii.gz")).tolist() == [[0, 1]]
-    assert coded(labels[:, :2], SegmentationTask(labels=[[300]]), Path("a.png")).dtype == np.uint16
+    assert code_labels(labels[:, :2], only, Path("a.png")).tolist() == [[0, 255]]
+    assert code_labels(labels[:, :2], only, Path("a.nii.gz")).tolist() == [[0, 1]]
+    assert code_labels(labels[:, :2], SegmentationTask(labels=[[300]]), Path("a.png")).dtype == np.uint16
     assert resize_labels(torch.tensor([[1, 2]]), 2, 4).tolist() == [[1, 1, 2, 2]] * 2
 
 

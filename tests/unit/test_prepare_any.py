@@ -319,7 +319,10 @@ def test_what_a_killed_call_left_is_not_taken_over(tmp_path: Path) -> None:
 
 def test_one_call_at_a_time(tmp_path: Path) -> None:
     source = class_folders(tmp_path / "s", {"a": 4, "b": 4})
-    with drafts.drafted(tmp_path / "out", lambda done: None), pytest.raises(DataError, match="another call prepares"):
+    with (
+        drafts.open_draft(tmp_path / "out", lambda done: None),
+        pytest.raises(DataError, match="another call prepares"),
+    ):
         prepare_images(source, tmp_path / "out")
 
 

@@ -26,7 +26,7 @@ from fairflare.data.preparers.__main__ import main
 from fairflare.data.preparers.dealing import deal
 from fairflare.data.preparers.tables import Images
 from fairflare.data.preparers.writing import Form
-from fairflare_lab.sets.layouts import compare_counts, listed, paired, person_of_images, public_set
+from fairflare_lab.sets.layouts import compare_counts, list_table_images, pair_images, person_of_images, public_set
 from fairflare_lab.sets.published import FED_MAS, FEDISM, FEDMRL, HYPERKVASIR, ISIC2018, ISIC2019, PREPARERS
 
 from .image_files import draw, lists
@@ -439,7 +439,7 @@ def test_a_made_up_set_is_one_entry(tmp_path: Path, by_name: bool) -> None:
     made_up = public_set(
         "moles", "moles of two clinics, benign or not",
         partial(
-            listed, tables=("labels.csv",), folders=("photos",), classes=("benign", "malignant"),
+            list_table_images, tables=("labels.csv",), folders=("photos",), classes=("benign", "malignant"),
             columns=[{"image": "file", "label": "dx", "site": "clinic", "fold": "part"}], sites=("north", "south"),
             keys=partial(person_of_images, table="visits.csv", images=("file",), person="visitor"),
         ),
@@ -487,7 +487,9 @@ def test_a_made_up_set_is_one_entry(tmp_path: Path, by_name: bool) -> None:
 def test_a_made_up_set_with_masks(tmp_path: Path) -> None:
     from PIL import Image
 
-    layout = partial(paired, sites={"a": ("Alpha",), "b": ("Beta",)}, parts={"": ()}, images="scans", masks="drawn")
+    layout = partial(
+        pair_images, sites={"a": ("Alpha",), "b": ("Beta",)}, parts={"": ()}, images="scans", masks="drawn"
+    )
     for site in ("alpha", "beta"):
         for i in range(5):
             small(tmp_path / f"s/{site}/scans/i{i}.png", i)

@@ -35,7 +35,7 @@ def test_a_refused_continuation_leaves_the_results(tmp_path: Path, monkeypatch: 
 
 
 def test_a_warning_is_shown_once_a_run_and_another_one_too(recwarn: pytest.WarningsRecorder) -> None:
-    from fairflare.cli.run.here import warned_once
+    from fairflare.cli.run.here import warn_once
 
     def old(text: str) -> None:
         with warnings.catch_warnings():  # which makes Python forget what it has shown
@@ -48,7 +48,7 @@ def test_a_warning_is_shown_once_a_run_and_another_one_too(recwarn: pytest.Warni
     warnings.showwarning = lambda message, *_, **__: shown.append(str(message))
     try:
         warnings.simplefilter("always")
-        with warned_once():
+        with warn_once():
             for text in ("one", "one", "other", "one"):
                 old(text)
     finally:

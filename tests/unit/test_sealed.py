@@ -22,7 +22,7 @@ from fairflare.data.datalist import DataError
 from fairflare.federation.plan.plan import make_plan
 from fairflare.flare.export.recipes import FairRecipe
 from fairflare.provision import job_classes
-from fairflare.tasks.bundle import MonaiBundleTask, sealed_settings
+from fairflare.tasks.bundle import MonaiBundleTask, seal_settings
 from fairflare.tasks.bundles.bundle_config import Bundle
 from fairflare.tasks.bundles.bundle_parts import BundleParts
 from fairflare.tasks.bundles.expressions import Refused
@@ -274,7 +274,7 @@ def test_a_site_narrows_and_extends_the_list(tmp_path: Path) -> None:
     assert shipped_classes() - narrowed == {"monai.losses.DiceCELoss"}
     assert allowed_classes(["monai.networks.nets.UNet"]) == {"monai.networks.nets.UNet"}
     assert Sealed({"x": {"_target_": "fractions.Fraction", "numerator": 3}}, {"fractions.Fraction"}).make("x") == 3
-    task = MonaiBundleTask(**sealed_settings(write_bundle(tmp_path / "b"), ["train"]))
+    task = MonaiBundleTask(**seal_settings(write_bundle(tmp_path / "b"), ["train"]))
     own = write_volumes(tmp_path / "site")
     task.open_site("site-1", own)
     with pytest.raises(DataError, match=r"site-1': .*key 'loss'.*'DiceCELoss' is not"):
@@ -426,7 +426,7 @@ def test_nothing_runs_while_a_sealed_bundle_is_read_and_trained(tmp_path: Path) 
     config["initialize"] += ["$open('/nowhere/evil', 'w')"]
     folder = write_bundle(tmp_path / "b", config)
     own = write_volumes(tmp_path / "site")
-    plan = make_plan("fed_avg", monai_bundle=folder, sites=2, settings=sealed_settings(folder, ["train"]))
+    plan = make_plan("fed_avg", monai_bundle=folder, sites=2, settings=seal_settings(folder, ["train"]))
 
     def train() -> float:
         task = MonaiBundleTask(bundle_text=plan.task.bundle_text)
@@ -485,7 +485,7 @@ def test_accuracy_is_the_mean_over_images(tmp_path: Path) -> None:
     scores = np.stack([metric.measure_image(item, "label") for item in items])
     assert metric.name == "accuracy"
     assert scores.mean() == pytest.approx(float((found == truth).mean()), rel=1e-6)
-    assert metric.declared()[0].higher_is_better is True
+    assert metric.declare()[0].higher_is_better is True
     with pytest.raises(BundleError, match=r"\(1, 2, 5\) and label \(1, 5\) differ"):
         metric.measure_image({"pred": items[0]["pred"], "label": items[0]["label"][0]}, "label")
 
@@ -519,7 +519,7 @@ def test_a_metric_of_sums(
     assert metric.name == name
     assert metric.summed is ("error" not in name)
     assert metric.value(scores) == pytest.approx(float(expected(*pair)), rel=1e-6)
-    declared = metric.declared()
+    declared = metric.declare()
     assert [m.name for m in declared] == [name, "loss"]
     assert declared[0].higher_is_better is higher
     assert declared[0].holds(5.0) is ("error" in name)
@@ -544,7 +544,7 @@ def test_a_text_of_a_job_that_is_none() -> None:
 
 
 def test_a_number_too_long_to_be_printed_is_refused_by_key(tmp_path: Path) -> None:
-    text = sealed_settings(write_bundle(tmp_path / "b"), ["train"])["bundle_text"]
+    text = seal_settings(write_bundle(tmp_path / "b"), ["train"])["bundle_text"]
     task = MonaiBundleTask(bundle_text=text.replace("$@network.parameters()", f"0x{'f' * 9000}"))
     with pytest.raises(BundleError, match="key 'optimizer' must be of all"):
         task.training_settings()

@@ -22,7 +22,7 @@ from nvflare.job_config.api import FedJob
 from pydantic import Field
 
 from fairflare.base.checks import CLOSE, SHORTEST
-from fairflare.base.described import described, markdown
+from fairflare.base.described import describe_settings, markdown
 from fairflare.base.settings import (
     BelowOne,
     Flag,
@@ -235,7 +235,7 @@ def _beyond(words: str) -> list[Any]:
 def refused_beyond(cls: type) -> int:
     """Return how many values just outside the declared ranges of a class were tried; each is refused in words."""
     tried = 0
-    for setting in described(cls):
+    for setting in describe_settings(cls):
         if "." in setting.name or not re.fullmatch(r"an? (number|integer) (in|[<>]).*", setting.wanted):
             continue
         for value in _beyond(setting.wanted):
@@ -290,7 +290,10 @@ def test_a_field_of_pydantics_has_a_default_or_none() -> None:
         lid: PositiveInt = Field()
         handles: list[PositiveInt] | Literal["none"] = Field(default_factory=lambda: [2])
 
-    assert [(s.name, s.default, s.required) for s in described(Pot)] == [("lid", None, True), ("handles", [2], False)]
+    assert [(s.name, s.default, s.required) for s in describe_settings(Pot)] == [
+        ("lid", None, True),
+        ("handles", [2], False),
+    ]
     with pytest.raises(ValueError, match=r"^handles must be a list, each entry .* or 'none', got 0$"):
         Pot(lid=1, handles=[0])
 
@@ -331,8 +334,8 @@ def test_it_travels_through_pickle() -> None:
 
 
 def test_described_has_type_default_and_meaning_also_the_inherited() -> None:
-    found = {s.name: s for s in described(Soup)}
-    assert described(Stew) == described(Soup)
+    found = {s.name: s for s in describe_settings(Soup)}
+    assert describe_settings(Stew) == describe_settings(Soup)
     assert list(found)[:4] == ["minutes", "warm", "cold", "number"]
     assert (found["minutes"].wanted, found["minutes"].default, found["minutes"].required) == (
         "an integer >= 1", 10, False,
@@ -350,19 +353,19 @@ def test_described_has_type_default_and_meaning_also_the_inherited() -> None:
     assert found["spice.names"].default == ["basil"]
     assert found["limit"].default is None
     assert not found["limit"].required
-    assert [(s.name, s.required, s.default) for s in described(Needy)] == [
+    assert [(s.name, s.required, s.default) for s in describe_settings(Needy)] == [
         ("must", True, None), ("also", True, None), ("may", False, 1), ("might", False, 0.5),
     ]  # fmt: skip
 
 
 def test_markdown_is_one_table_row_a_setting() -> None:
-    lines = markdown(described(Soup)).splitlines()
+    lines = markdown(describe_settings(Soup)).splitlines()
     assert lines[:2] == ["| setting | wanted | default | meaning |", "| --- | --- | --- | --- |"]
-    assert len(lines) == 2 + len(described(Soup))
+    assert len(lines) == 2 + len(describe_settings(Soup))
     assert "| `warm` | true or false | `true` | how it is served \\| eaten. |" in lines
     assert "| `spice.grams` | a number > 0 | `1.5` | how much. (`spice=salt`) |" in lines
     assert "| `limit` | an integer >= 1 or nothing |  |  |" in lines
-    assert "| `must` | an integer >= 1 | required |  |" in markdown(described(Needy))
+    assert "| `must` | an integer >= 1 | required |  |" in markdown(describe_settings(Needy))
     for line in lines:
         assert line.replace("\\|", "").count("|") == 5
 

@@ -47,7 +47,7 @@ class Network:
     def sends(self, question: SumAsked, site: str) -> torch.Tensor:
         """Return what a site sends, asked by a message."""
         read = SumAsked.read(site, question.plain())
-        return self.logs[site].masked(read, self.pairs[site], SumLayout.make(LIKE), self.updates[site])[0]
+        return self.logs[site].mask_update(read, self.pairs[site], SumLayout.make(LIKE), self.updates[site])[0]
 
     def opens(self, question: SumAsked, site: str, present: Sequence[str] = ()) -> bytes:
         """Return the key of a site's own mask."""
@@ -58,7 +58,7 @@ class Network:
         total = Addition(question, SumLayout.make(LIKE))
         for site in question.members:
             total.add(site, self.sends(question, site))
-        return total.opened({site: self.opens(question, site) for site in question.members})
+        return total.open_sum({site: self.opens(question, site) for site in question.members})
 
     def mean(self, question: SumAsked, name: str) -> torch.Tensor:
         """Return the weighted mean of the updates in the clear."""
@@ -126,18 +126,18 @@ def test_weights_by_layer_are_those_of_the_average(net: Network) -> None:
     question = replace(ask(), table=table)
     total = Addition(question, layout)
     for site in SITES:
-        total.add(site, net.logs[site].masked(question, net.pairs[site], layout, net.updates[site])[0])
-    opened = total.opened({site: net.opens(question, site) for site in SITES})
+        total.add(site, net.logs[site].mask_update(question, net.pairs[site], layout, net.updates[site])[0])
+    opened = total.open_sum({site: net.opens(question, site) for site in SITES})
     by_layer = {layer: {s: table[s][k] for s in SITES} for k, layer in enumerate(layout.layers)}
     for name, tensor in layerwise_average(net.updates, by_layer, owner, updates=True).items():
         assert torch.allclose(opened[name].float(), tensor, atol=1e-7, rtol=0)
     with pytest.raises(SumRefused, match=r"site 'a': .*has 1 layers, its model 2"):
-        net.logs["a"].masked(ask(round=1, model=b"\x01" * 32), net.pairs["a"], layout, net.updates["a"])
+        net.logs["a"].mask_update(ask(round=1, model=b"\x01" * 32), net.pairs["a"], layout, net.updates["a"])
 
 
 def test_clipped_numbers_are_counted(net: Network) -> None:
     net.updates["a"]["w"] = torch.tensor([[1.0, -1.0, 0.0], [1.1, -7.0, 0.5]])
-    sent = net.logs["a"].masked(ask(), net.pairs["a"], SumLayout.make(LIKE), net.updates["a"])
+    sent = net.logs["a"].mask_update(ask(), net.pairs["a"], SumLayout.make(LIKE), net.updates["a"])
     assert (sent[1], sent[0].dtype, sent[0].shape) == (2, torch.int32, (9,))
 
 
@@ -188,7 +188,7 @@ def test_a_site_lost_before_the_release(tmp_path: Path, monkeypatch: pytest.Monk
     for site, vector in zip(SITES, late, strict=True):
         total.add(site, vector)
     with pytest.raises(SumSpoiled):  # the own masks of the new attempt are others
-        total.opened({site: net.opens(new, site) for site in "abc"} | {"d": net.opens(old, "d")})
+        total.open_sum({site: net.opens(new, site) for site in "abc"} | {"d": net.opens(old, "d")})
 
 
 def test_two_open_sums_would_give_a_site_away(net: Network) -> None:
@@ -269,7 +269,7 @@ def test_a_resumed_round(tmp_path: Path) -> None:
     with pytest.raises(SumRefused, match="its numbers are others than before"):
         net.sends(ask([0.4, 0.3, 0.3]), "a")
     other = SumLog("a", net.root / "a", "another experiment")
-    other.masked(ask([0.3, 0.4, 0.3]), net.pairs["a"], SumLayout.make(LIKE), net.updates["a"])
+    other.mask_update(ask([0.3, 0.4, 0.3]), net.pairs["a"], SumLayout.make(LIKE), net.updates["a"])
     net.sum_of(ask([0.3, 0.4, 0.3], round=1, model=b"\x01" * 32))  # a newer model
 
 

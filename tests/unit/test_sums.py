@@ -24,9 +24,9 @@ from scipy.stats import chi2
 
 from fairflare.privacy.sums import keys as keys_module
 from fairflare.privacy.sums import masks as masks_module
-from fairflare.privacy.sums.exposure import Limits, check_table, exposure, softened
-from fairflare.privacy.sums.keys import MAGIC, Kit, Pairs, SiteKeys, SumRefused, derived, fields
-from fairflare.privacy.sums.masks import Addition, Masks, SumAsked, SumSpoiled, digest, masks_of, own_key, packed
+from fairflare.privacy.sums.exposure import Limits, check_table, exposure, soften_weights
+from fairflare.privacy.sums.keys import MAGIC, Kit, Pairs, SiteKeys, SumRefused, derive_key, fields
+from fairflare.privacy.sums.masks import Addition, Masks, SumAsked, SumSpoiled, digest, masks_of, own_key, pack_table
 from fairflare.privacy.sums.ring import BUFFERS, TRAINED, Ring, SumLayout, kinds, same_integers
 
 VECTOR = json.loads((Path(__file__).parent / "sums_vector.json").read_text())
@@ -59,7 +59,7 @@ def vectors(
     """Return what each site sends of one flat tensor."""
     found = {}
     for site, q in asked.items():
-        block = q.ring.quantised(numbers[site], q.table[site][0])
+        block = q.ring.quantise(numbers[site], q.table[site][0])
         masks_of(q, pairs[site]).put_on(block)
         found[site] = torch.from_numpy(block.view(f"<i{q.ring.bits // 8}"))
     return found
@@ -73,7 +73,7 @@ def opened(
     total = Addition(q, SumLayout.make({"w": torch.zeros(count)}))
     for site, vector in vectors(asked, pairs, numbers).items():
         total.add(site, vector)
-    return total.opened({site: own_key(asked[site], pairs[site]) for site in asked} | wrong)["w"]
+    return total.open_sum({site: own_key(asked[site], pairs[site]) for site in asked} | wrong)["w"]
 
 
 # ------------------------------------------------------------------------------------------------ the vector
@@ -116,18 +116,18 @@ def test_masks_and_sum_of_the_vector(pairs_of_the_vector: dict[str, Pairs], monk
     ring = Ring(VECTOR["ring_bits"], VECTOR["fraction_bits"], VECTOR["bound"])
     q = SumAsked(VECTOR["round"], SUM["attempt"], VECTOR["label"], ring, bytes.fromhex(VECTOR["model"]), weights)
     assert q.members == SUM["members"]
-    assert packed(q.table).hex() == SUM["weight_table"]
+    assert pack_table(q.table).hex() == SUM["weight_table"]
     assert q.context().hex() == SUM["context"]
     assert SumAsked.read("hospital-a", q.plain()) == q
     total = Addition(q, SumLayout.make({"w": torch.zeros(4)}))
     added = [0] * 4
     for name, site in SUM["sites"].items():
         update = np.array(VECTOR["updates"][name])
-        whole = ring.quantised(update, weights[name][0])
+        whole = ring.quantise(update, weights[name][0])
         assert [f"{word:016x}" for word in whole] == site["quantised"]
         assert int((abs(update) > ring.bound).sum()) == site["saturated"]
         for other, mask in site["pair_masks"].items():
-            key = derived(pairs_of_the_vector[name].keys[other], q.context(), b"mask")
+            key = derive_key(pairs_of_the_vector[name].keys[other], q.context(), b"mask")
             assert (key.hex(), 1 if name < other else -1) == (mask["key"], mask["sign"])
             assert stream(key) == mask["stream"]
         own = bytes.fromhex(site["own_mask"]["key"])
@@ -140,7 +140,7 @@ def test_masks_and_sum_of_the_vector(pairs_of_the_vector: dict[str, Pairs], monk
         total.add(name, torch.from_numpy(whole.view("<i8")))
         added = [(a + w) % 2**64 for a, w in zip(added, struct.unpack("<4Q", bytes.fromhex(site["sent"])), strict=True)]
     assert [f"{word:016x}" for word in added] == SUM["added"]
-    found = total.opened({name: bytes.fromhex(site["own_mask"]["key"]) for name, site in SUM["sites"].items()})["w"]
+    found = total.open_sum({name: bytes.fromhex(site["own_mask"]["key"]) for name, site in SUM["sites"].items()})["w"]
     assert found.tolist() == SUM["mean"]
     # an opening by Python's integers
     for site in SUM["sites"].values():
@@ -285,7 +285,7 @@ def test_the_server_names_a_site_with_a_wrong_vector() -> None:
         with pytest.raises(ValueError, match=rf"'{site}': field 'params' is not expected"):
             total.add(site, torch.zeros(4, dtype=torch.int32))
     with pytest.raises(ValueError, match=r"no vector from \['b', 'c'\]"):
-        total.opened(dict.fromkeys(SITES, bytes(32)))
+        total.open_sum(dict.fromkeys(SITES, bytes(32)))
     for site in "bc":
         total.add(site, torch.zeros(4, dtype=torch.int32))
 
@@ -302,10 +302,10 @@ def test_one_number_outside_refuses_the_sum(block: int, monkeypatch: pytest.Monk
         for site, part in zip(SITES, (numbers, numbers - numbers, numbers - numbers), strict=True):
             total.add(site, torch.from_numpy(part.view(np.int32)))
         if good:
-            assert total.opened(dict.fromkeys(SITES, key))["w"].tolist() == [number / 16, 0]
+            assert total.open_sum(dict.fromkeys(SITES, key))["w"].tolist() == [number / 16, 0]
         else:
             with pytest.raises(SumSpoiled, match=r"^1 of 2 numbers"):
-                total.opened(dict.fromkeys(SITES, key))
+                total.open_sum(dict.fromkeys(SITES, key))
 
 
 def test_a_digest_tells_models_apart() -> None:
@@ -435,7 +435,7 @@ def test_the_difference_of_two_sums_shows_a_site_however_small_it_is(more: float
     assert nearly != even
     with pytest.raises(SumRefused, match=r"would show a site's numbers to 1.0000"):
         check_table("a", question(nearly), Limits(), pairs_of("abcdef"), [even])
-    found, which = softened(nearly, [even], 0.95)
+    found, which = soften_weights(nearly, [even], 0.95)
     assert (found, which) == (even, [0])
 
 
@@ -497,12 +497,12 @@ def test_exposure(rows: list[list[float]], most: float) -> None:
 def test_a_layer_that_would_expose_a_site_gets_equal_weights() -> None:
     opened = [table(*[[1 / 4]] * 4)]
     asked = table([1 / 2, 0.4], [1 / 6, 0.3], [1 / 6, 0.2], [1 / 6, 0.1])
-    found, which = softened(asked, opened, 0.95)
+    found, which = soften_weights(asked, opened, 0.95)
     assert (found, which) == (table([1 / 4, 0.4], [1 / 4, 0.3], [1 / 4, 0.2], [1 / 4, 0.1]), [0])
     check_table("a", question(found), Limits(), pairs_of("abcd"), opened)
-    assert softened(found, opened, 0.95) == (found, [])
+    assert soften_weights(found, opened, 0.95) == (found, [])
     of_two = table([1 / 2, 0.4], [1 / 2, 0.3], [0.0, 0.3])  # each of two sites would know the other's update
-    assert softened(of_two, [], 0.95) == (table([1 / 3, 0.4], [1 / 3, 0.3], [1 / 3, 0.3]), [0])
+    assert soften_weights(of_two, [], 0.95) == (table([1 / 3, 0.4], [1 / 3, 0.3], [1 / 3, 0.3]), [0])
 
 
 # ------------------------------------------------------------------------------------------------ keys

@@ -19,7 +19,7 @@ from PIL import Image
 from typer.main import get_command
 
 from fairflare.base.disk.files import system_error, write_whole
-from fairflare.base.machine.environment import started_by_flare
+from fairflare.base.machine.environment import is_flare_process
 from fairflare.cli import commands, main
 
 from .report_runs import document
@@ -218,4 +218,4 @@ def test_a_process_of_flare_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
         ("python -u", False),
     ):
         monkeypatch.setattr(sys, "orig_argv", words.split())
-        assert started_by_flare() is flare
+        assert is_flare_process() is flare

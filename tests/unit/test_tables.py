@@ -20,7 +20,7 @@ from fairflare.data.preparers.listed import (
     refuse_two_spellings,
 )
 from fairflare.data.preparers.tables import Images, Row, read_table
-from fairflare.data.preparers.trees import listed
+from fairflare.data.preparers.trees import list_table
 from tests.unit.dicom_files import series
 
 CELLS = [("p0.png", "a"), ("p1.png", "b"), ("p2.png", "a")]
@@ -130,13 +130,13 @@ def test_rows_that_contradict(tmp_path: Path, rows: list[str], message: str) -> 
     source = pictures(tmp_path / "s", "p0.png", "p1.png")
     (source / "t.csv").write_text("\n".join(["image,label", *rows]))
     with pytest.raises(DataError, match=message):
-        listed(source, "t.csv", {}, "label", pictures=True)
+        list_table(source, "t.csv", {}, "label", pictures=True)
 
 
 def test_rows_that_repeat_are_counted(tmp_path: Path) -> None:
     source = pictures(tmp_path / "s", "p0.png", "p1.png")
     (source / "t.csv").write_text("image,label\np0,0\np1,01\np0.png,0.0\np1,1\n")
-    found = listed(source, "t.csv", {}, "label", pictures=True)
+    found = list_table(source, "t.csv", {}, "label", pictures=True)
     assert [(case.name, case.mask) for case in found.cases] == [("p0", "0"), ("p1", "01")]
     assert found.notes == [f"'{source}/t.csv': 2 rows repeat an earlier one, such as line 4"]
 
@@ -145,9 +145,9 @@ def test_images_that_no_row_names_are_counted(tmp_path: Path) -> None:
     source = pictures(tmp_path / "s", *(f"p{number}.png" for number in range(6)))
     (source / "t.csv").write_text("image,label\np0,0\np1,1\n")
     (source / "m.csv").write_text("image,mask\np0,p3\np1,p4\np2,p5\n")
-    masked = listed(source, "m.csv", {}, pictures=True)
+    masked = list_table(source, "m.csv", {}, pictures=True)
     assert (len(masked.cases), masked.notes) == (3, [])  # masks are named as well
-    found = listed(source, "t.csv", {}, pictures=True)
+    found = list_table(source, "t.csv", {}, pictures=True)
     said = f"4 of 6 images in '{source}' are not in the table '{source}/t.csv' and are left out: "
     assert (len(found.cases), found.notes) == (2, [f"{said}'p2.png', 'p3.png', 'p4.png' and 1 more"])
 
@@ -156,7 +156,7 @@ def test_rows_without_a_patient_or_a_split_are_counted(tmp_path: Path) -> None:
     source = pictures(tmp_path / "s", *(f"p{number}.png" for number in range(5)))
     rows = ["p0,0,u,train", "p1,1,,val", "p2,0,NA,test", "p3,1,Unknown,", "p4,0,v,"]
     (source / "t.csv").write_text("\n".join(["image,label,patient,split", *rows]))
-    found = listed(source, "t.csv", {}, "label", pictures=True)
+    found = list_table(source, "t.csv", {}, "label", pictures=True)
     assert [case.patient for case in found.cases] == ["u", None, None, None, "v"]
     assert found.notes == [
         f"'{source}/t.csv': 2 of 5 rows do not say the split, and are for training, as others say the validation",
@@ -165,7 +165,9 @@ def test_rows_without_a_patient_or_a_split_are_counted(tmp_path: Path) -> None:
     (source / "t.csv").write_text(
         "\n".join(["image,label,split", *(f"p{n},{n % 2},{'test' * (n < 2)}" for n in range(5))])
     )
-    assert listed(source, "t.csv", {}, "label", pictures=True).notes == []  # the others are drawn, and nobody is known
+    assert (
+        list_table(source, "t.csv", {}, "label", pictures=True).notes == []
+    )  # the others are drawn, and nobody is known
 
 
 def test_series_of_a_table_are_read_and_files_of_none_counted(tmp_path: Path) -> None:
@@ -173,7 +175,7 @@ def test_series_of_a_table_are_read_and_files_of_none_counted(tmp_path: Path) ->
         series(tmp_path / f"s/c{number}", np.zeros((4, 5, 3), np.int16))
     (tmp_path / "s/c0/x.mha").touch()
     (tmp_path / "s/t.csv").write_text("image,label\nc0,a\nc1,b\n")
-    found = listed(tmp_path / "s", "t.csv", {}, "label")
+    found = list_table(tmp_path / "s", "t.csv", {}, "label")
     assert [case.image.name for case in found.cases] == ["c0", "c1"]
     assert len(found.notes) == 1
     assert found.notes[0].startswith(f"'{tmp_path / 's'}': not read: 1 .mha file ('c0/x.mha'): ")
@@ -183,7 +185,7 @@ def test_series_of_a_table_are_read_and_files_of_none_counted(tmp_path: Path) ->
 def test_a_class_called_na_is_one_where_the_classes_are_named(tmp_path: Path) -> None:
     source = pictures(tmp_path / "s", "p0.png", "p1.png")
     (source / "t.csv").write_text("image,label\np0,NA\np1,none\n")
-    found = listed(source, "t.csv", {}, "label", classes=["NA", "none"], pictures=True)
+    found = list_table(source, "t.csv", {}, "label", classes=["NA", "none"], pictures=True)
     assert [case.mask for case in found.cases] == ["NA", "none"]
 
 

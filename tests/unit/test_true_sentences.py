@@ -22,7 +22,7 @@ from fairflare.federation.record.run_info import _what_is_run
 from fairflare.federation.site.site_file import SHELL_SETTINGS
 from fairflare.prediction.saved_model import read_model
 from fairflare.reporting.documents import RoundRecord
-from fairflare.reporting.no_effect import nothing_learnt, undetected_parts
+from fairflare.reporting.no_effect import find_undetected_parts, nothing_learnt
 from fairflare.reporting.notes import run_notes
 from fairflare.reporting.results import find_results
 from fairflare.reporting.table import fairness_table
@@ -163,10 +163,10 @@ def test_a_classifier_that_calls_every_image_the_same_learnt_nothing() -> None:
     assert nothing_learnt(read(**made)) == ["Nothing was learnt: every test image at every site is called a."]
     test["site-1"]["recall_c"] = 0.2
     assert nothing_learnt(read(**made)) == []
-    assert undetected_parts(read(**made)) == {"recall_b": "recall b"}
+    assert find_undetected_parts(read(**made)) == {"recall_b": "recall b"}
     test["site-2"]["recall_b"] = 0.1
     assert nothing_learnt(read(**made)) == []
-    assert undetected_parts(read(**made)) == {}
+    assert find_undetected_parts(read(**made)) == {}
 
 
 def test_models_that_find_nothing_anywhere_are_not_praised_for_a_gain() -> None:

@@ -15,7 +15,7 @@ from fairflare.base.task import SiteData
 from fairflare.data.datalist import DataError
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
-from fairflare.prediction.masks import coded, label_map, labels_of, write_mask
+from fairflare.prediction.masks import code_labels, label_map, labels_of, write_mask
 from fairflare.prediction.predictor import load_predictor
 from fairflare.tasks.segmentation import SegmentationTask
 from fairflare.tasks.volumes.classification import VolumeClassificationTask
@@ -175,7 +175,7 @@ def test_a_run_and_its_mask_in_the_grid_of_the_file(tmp_path: Path) -> None:
         file = tmp_path / site / "test.nii.gz"
         ((found,),) = [list(predictor(file))]
         mask = label_map(found.probabilities, labels_of(predictor.task), 0.5).numpy()
-        write_mask(tmp_path / "mask.nii.gz", coded(mask, predictor.task, file), file)
+        write_mask(tmp_path / "mask.nii.gz", code_labels(mask, predictor.task, file), file)
         saved = nibabel.load(tmp_path / "mask.nii.gz")
         np.testing.assert_allclose(saved.affine, affine)
         stored = np.asanyarray(nibabel.load(file).dataobj).astype(float)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.base.described import described
+from fairflare.base.described import describe_settings
 from fairflare.base.settings import build, choices, field_names, settings, values_of
 from fairflare.core.som import SelfOrganizingMap
 from fairflare.methods.parts.weightings import BySamples, BySom, Uniform, Weighting
@@ -101,7 +101,7 @@ def test_kinds_and_settings():
     assert [cls.needs_received for cls in (BySamples, Uniform, BySom)] == [False, False, True]
     assert field_names(BySamples) == field_names(Uniform) == []
     assert "memory_folder" not in field_names(BySom)
-    assert all(setting.meaning for setting in described(BySom))
+    assert all(setting.meaning for setting in describe_settings(BySom))
     again = BySom(**values_of(BySom(grid=[3, 4], eta=0.25))["args"])
     assert (again.grid, again.eta) == ((3, 4), 0.25)
 

@@ -207,7 +207,7 @@ def same_names(name: str, names: Iterable[str], other: str, others: Iterable[str
     left, right = set(names), set(others)
     if left != right:
         sides = [(name, left - right), (other, right - left)]
-        odd = [f"only in {whose}: {listed(only)}" for whose, only in sides if only]
+        odd = [f"only in {whose}: {list_names(only)}" for whose, only in sides if only]
         raise ValueError(f"{name} and {other} must have the same {of}s; {'; '.join(odd)}")
 
 
@@ -251,7 +251,7 @@ def printable(text: str, most: int = MAX_REASON) -> str:
     return clean if len(clean) <= most else clean[: most - 3] + "..."
 
 
-def gathered(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+def group_by_key(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
     """Return each key once, in the order of the pairs, with all values that it came with."""
     by_key: dict[K, list[V]] = {}
     for key, value in pairs:
@@ -348,7 +348,7 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
 
 
-def listed(names: Collection[str], most: int = MAX_NAMES) -> str:
+def list_names(names: Collection[str], most: int = MAX_NAMES) -> str:
     """Return names for a message, quoted and sorted; of more than ``most``, the first ones and how many more exist."""
     return few(list(map(repr, sorted(names))), most)
 

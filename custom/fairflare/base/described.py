@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fairflare.base.acting import never_acting
-from fairflare.base.settings import REQUIRED, default_of, describe_type, hints_of, listed, parts_of
+from fairflare.base.settings import REQUIRED, default_of, describe_type, hints_of, parts_of, quote_names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,18 +34,18 @@ class Setting:
     only: str = ""
 
 
-def described(cls: type, prefix: str = "") -> list[Setting]:
+def describe_settings(cls: type, prefix: str = "") -> list[Setting]:
     """List the settings of a class that can act, each part followed by its own; one of several kinds is listed once."""
     described_settings: list[Setting] = []
     texts, vain = meanings(cls), never_acting(cls)
     for field in (field for field in dataclasses.fields(cls) if field.name not in vain):
         name, default, kinds = prefix + field.name, default_of(cls, field.name), parts_of(cls, field.name)
-        wanted = f"one of {listed(kinds)}" if kinds else describe_type(hints_of(cls)[field.name])
+        wanted = f"one of {quote_names(kinds)}" if kinds else describe_type(hints_of(cls)[field.name])
         shown = None if default is REQUIRED else type(default).kind if kinds else default
         described_settings.append(Setting(name, wanted, shown, default is REQUIRED, texts.get(field.name, "")))
         owners: dict[str, tuple[Setting, list[str]]] = {}
         for kind, part in kinds.items():
-            for inner in described(part, f"{name}."):
+            for inner in describe_settings(part, f"{name}."):
                 owners.setdefault(repr(inner), (inner, []))[1].append(kind)
         described_settings += [
             dataclasses.replace(s, only=f"{name}={', '.join(having)}") for s, having in owners.values()
@@ -57,13 +57,13 @@ def markdown(described_settings: Sequence[Setting]) -> str:
     """Return settings (name, type, default, meaning) as a Markdown table for the docs."""
     rows = ["| setting | wanted | default | meaning |", "| --- | --- | --- | --- |"]
     for s in described_settings:
-        default = "required" if s.required else "" if s.default in (None, "") else f"`{typed(s.default)}`"
+        default = "required" if s.required else "" if s.default in (None, "") else f"`{format_setting(s.default)}`"
         cells = [f"`{s.name}`", s.wanted, default, f"{s.meaning} (`{s.only}`)" if s.only else s.meaning]
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows)
 
 
-def typed(value: Any) -> str:
+def format_setting(value: Any) -> str:
     """Return a value as the option ``--set`` accepts it: a text unchanged, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value)
 

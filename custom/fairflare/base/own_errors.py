@@ -50,7 +50,7 @@ def describe_error(error: BaseException) -> str:
     """
     text = " ".join(str(error).split())
     text = text if len(text) <= MOST else text[: MOST - 3] + "..."
-    user_frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _installed(frame.filename)]
+    user_frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_installed(frame.filename)]
     where = f" ({Path(user_frames[-1].filename).name}:{user_frames[-1].lineno})" if user_frames else ""
     return f"{type(error).__name__}{': ' if text else ''}{text}{where}"
 
@@ -65,7 +65,7 @@ def _needs(package: str, extra: str) -> str:
     return f"this needs the package {package}, which is not installed: pip install 'fairflare[{extra}]'"
 
 
-def _installed(file: str) -> bool:
+def _is_installed(file: str) -> bool:
     path = Path(file)
     if PACKAGE in path.parents or file.startswith("<"):
         return True

@@ -16,7 +16,7 @@ from fairflare.base.machine.one_run import belonging_to
 COMMANDS, LISTENERS, PYTHON = "fairflare.commands", "fairflare.listeners", "fairflare.python"
 
 
-def loaded(point: EntryPoint) -> Any:
+def load_object(point: EntryPoint) -> Any:
     """Return the object of an entry point; the package's code must not start a run when it is imported.
 
     Raises:
@@ -26,13 +26,13 @@ def loaded(point: EntryPoint) -> Any:
         return point.load()
 
 
-def plugged(group: str) -> dict[str, Any]:
+def load_plugins(group: str) -> dict[str, Any]:
     """Return the objects that installed packages add to a group of entry points, by name.
 
     Raises:
         ImportError: a package that adds an entry point cannot be imported.
     """
-    return {point.name: loaded(point) for point in sorted(entry_points(group=group), key=lambda point: point.name)}
+    return {point.name: load_object(point) for point in sorted(entry_points(group=group), key=lambda point: point.name)}
 
 
 def tell_listeners(document: Path) -> list[str]:
@@ -44,7 +44,7 @@ def tell_listeners(document: Path) -> list[str]:
     lines: list[str] = []
     for point in sorted(entry_points(group=LISTENERS), key=lambda point: point.name):
         try:
-            lines += loaded(point)(document)
+            lines += load_object(point)(document)
         except Exception as error:
             lines.append(f"listener {point.name} = {point.value} failed: {type(error).__name__}: {error}")
     return lines

@@ -42,8 +42,8 @@ from fairflare.base.for_types import dataclass_transform
 
 __all__ = [
     "BelowOne", "Flag", "Fraction", "NonNegative", "NonNegativeInt", "Number", "Part", "Positive", "PositiveInt",
-    "Share", "Text", "Whole", "build", "choices", "default_of", "describe_type", "field_names", "hints_of", "listed",
-    "parts_of", "settings", "values_of",
+    "Share", "Text", "Whole", "build", "choices", "default_of", "describe_type", "field_names", "hints_of", "parts_of",
+    "quote_names", "settings", "values_of",
 ]  # fmt: skip
 
 # Types of numbers are strict, as in JSON: neither a text nor ``true`` is taken for a number.
@@ -164,7 +164,7 @@ def default_of(cls: Any, name: str) -> Any:
 # ------------------------------------------------------------------------------------------------ in words
 
 
-def listed(names: Collection[Any]) -> str:
+def quote_names(names: Collection[Any]) -> str:
     """Return the names quoted and separated by commas."""
     return ", ".join(map(repr, names))
 
@@ -210,7 +210,7 @@ def _schema_in_words(schema: Mapping[str, Any]) -> str:
         options = [_schema_in_words(option) for option in schema["anyOf"] if option != {"type": "null"}]
         return " or ".join(options) + (" or nothing" if len(options) < len(schema["anyOf"]) else "")
     if "enum" in schema:
-        return f"one of {listed(schema['enum'])}"
+        return f"one of {quote_names(schema['enum'])}"
     if "const" in schema:
         return repr(schema["const"])
     if "prefixItems" in schema:

@@ -22,16 +22,16 @@ import pandas as pd
 from scipy.ndimage import binary_erosion, find_objects
 from scipy.stats import fisher_exact
 
-from fairflare.base.cases.census import annotated_by_labels, contradictions, question, question_of_values, unexplained
-from fairflare.base.checks import few, gathered, true_texts
-from fairflare.base.machine.memory import counted, workers
+from fairflare.base.cases.census import contradictions, infer_annotated, list_unexplained, question, question_of_values
+from fairflare.base.checks import few, group_by_key, true_texts
+from fairflare.base.machine.memory import print_progress, workers
 from fairflare.base.site_data import UNLABELLED
 from fairflare.base.task import SPLIT_GLOBAL
-from fairflare.checking.label_probe import compared
+from fairflare.checking.label_probe import compare_labels
 from fairflare.checking.volumes import CHECKED, EMPTY, FULL, LINES, look_at_masked, shapes_of
-from fairflare.core.statistics.channels import Channels, described
+from fairflare.core.statistics.channels import Channels, describe_channels
 from fairflare.core.statistics.intervals import FEW
-from fairflare.core.statistics.label_maps import exchanged, features_of, regions_of
+from fairflare.core.statistics.label_maps import features_of, find_exchanged, regions_of
 from fairflare.data.datalist import SPLITS, DataError, Datalist, Sample, load_datalist
 from fairflare.data.geometry import Misfit, notes_of
 from fairflare.data.image_file import image_file
@@ -40,7 +40,7 @@ from fairflare.data.kinds import (
     apart,
     describe_mask,
     group_faults,
-    named,
+    name_first,
     odd_images,
     odd_masks,
     odd_pair,
@@ -169,13 +169,13 @@ def check_sites(
         file: path of that ``fairflare.json``.
     """
     problems: list[Problem] = []
-    opened = list(_opened(task, sites, problems))
+    opened = list(_open_lists(task, sites, problems))
     names = next((listed.class_names for _, listed in opened if listed.class_names is not None), None)
     called = names if names and not task.findings and len(names) == len(task.structures) else task.names()
     lookers = [_Looker(task, settings, listed, called) for settings, listed in opened]
     total = sum(len(looker.listed) for looker in lookers)
     looked = chain.from_iterable(looker.look() for looker in lookers)
-    for number, _ in enumerate(counted(looked, total, "images looked at"), 1):
+    for number, _ in enumerate(print_progress(looked, total, "images looked at"), 1):
         done(number, total)
     reports = [looker.report() for looker in lookers]
     frame = pd.DataFrame([vars(look) for looker in lookers for look in looker.good], columns=COLUMNS)
@@ -187,7 +187,7 @@ def check_sites(
         *([Problem("", question_of_values(odd))] if odd else []),
         *(Problem(listed.site, text, grave=False) for _, listed in opened for text in listed.doubts),
         *_names(opened, task.findings is not None), *_codes(reports), *_same_images(frame), *_people(frame),
-        *_unnamed_people(opened),
+        *_find_unnamed_people(opened),
         *(Problem(a.site, f"{n} test case(s): no verdict on a site, which takes {FEW}", grave=False)
           for _, a in opened for n in [len({s.patient or s.image for s in a.splits.get("test", ())})] if 0 < n < FEW),
         *_silent(reports, task.class_labels, dict(zip(called, task.structures, strict=True)), file),
@@ -202,14 +202,14 @@ def check_sites(
                 number for looker in lookers for look in looker.good for _, number in look.features
             ).most_common(COMBINED)
         }
-    line, clashes = compared(
+    line, clashes = compare_labels(
         {looker.list.site: looker.good for looker in lookers}, meanings,
         {} if task.class_labels else {one.site: one.here for one in reports},
     )  # fmt: skip
     return DataReport(reports, [*problems, *(Problem(*clash) for clash in clashes)], line)
 
 
-def _opened(
+def _open_lists(
     task: ImageTask, sites: Mapping[str, Mapping[str, Any]], problems: list[Problem]
 ) -> Iterator[tuple[SiteSettings, Datalist]]:
     """Yield settings and datalist of each site that has images, and add the problems of these two.
@@ -273,9 +273,9 @@ class _Looker:
         number = "" if sample.slice is None else f" slice {sample.slice}"
         look = _Look(site, split, sample.image, f"'{sample.image}'{number} ({site}, {split})", sample.patient)
         if task.spatial_dims == 3 and sample.mask is not None:
-            return self._masked(look, sample)
+            return self._add_mask(look, sample)
         try:
-            image = task.stored(sample, site, split, self.own.max_image_bytes)
+            image = task.read_stored(sample, site, split, self.own.max_image_bytes)
             look.size = image.shape[:2] if image.shape[2] in (1, 3) else image.shape
             if (image != image.flat[0]).any():
                 look.content = [_hash(np.asarray(image.shape), image)]
@@ -285,7 +285,7 @@ class _Looker:
             data: Any = task.open_listed(site, self.own, replace(self.list, splits={split: (sample,)}))
             image, target = (one[0].numpy() for one in data.read(split, [0]))
             has = data.channels or ()
-            channels = described([data.task.channels[k] for k in has], image[[*has]])
+            channels = describe_channels([data.task.channels[k] for k in has], image[[*has]])
             look = replace(look, mask_labels=data.mask_labels, channels=channels)
             if sample.label is None:
                 return look
@@ -299,7 +299,7 @@ class _Looker:
             look.errors = [DataError(f"image '{sample.image}' of '{split}': {odd}")] if odd else look.errors
         return look
 
-    def _masked(self, look: _Look, sample: Sample) -> _Look:
+    def _add_mask(self, look: _Look, sample: Sample) -> _Look:
         """Read a volume and its mask once, and add the results to those of the image."""
         try:
             data: Any = self.task.open_listed(look.site, self.own, replace(self.list, splits={look.split: (sample,)}))
@@ -340,19 +340,19 @@ class _Looker:
             *odd_masks([mask for look in good for mask in look.drawn]),
             *(
                 f"{len(rows)} of {len(masks)} masks look as if {self.names[one - 1]} and {self.names[two - 1]} were "
-                f"exchanged in them: {named([shorten(masks[n].path) for n in rows])}; have all masks one list of codes?"
-                for one, two, rows in exchanged([{number: x for x, number in look.features} for look in masks])
+                f"exchanged in them: {name_first([shorten(masks[n].path) for n in rows])}; have all one list of codes?"
+                for one, two, rows in find_exchanged([{number: x for x, number in look.features} for look in masks])
             ),
         ):  # fmt: skip
             self.say(text, grave=False)
-        annotated, marked = self._annotated(labelled), tuple(k for k, name in enumerate(self.names) if labelled[name])
+        annotated, marked = self._infer(labelled), tuple(k for k, name in enumerate(self.names) if labelled[name])
         limits = sum(look.prepared for look in good), self.own.decoded_bytes
         return SiteReport(
             self.list.site, counts, _groups(self.list), Counter(look.size for look in self.looks if look.size),
             labelled, annotated, limits, here=marked if annotated is None else annotated,
         )  # fmt: skip
 
-    def _annotated(self, labelled: Mapping[str, int]) -> tuple[int, ...] | None:
+    def _infer(self, labelled: Mapping[str, int]) -> tuple[int, ...] | None:
         """Return the numbers of the annotated structures or findings, or ``None`` if all are or nothing says which.
 
         If the site's file says nothing, the findings that have a known label in any image count as annotated. The
@@ -360,7 +360,7 @@ class _Looker:
         """
         declared = None
         try:
-            declared = self.task.annotated_in(self.list.site, self.own)
+            declared = self.task.read_annotated(self.list.site, self.own)
         except DataError as error:
             self.say(_plain(self.list.site, error))
         if not self.task.findings:
@@ -381,7 +381,7 @@ class _Looker:
                 )  # fmt: skip
             return declared
         known, marked = ([k for k, name in enumerate(self.names) if n[name]] for n in (Counter(seen), labelled))
-        return annotated_by_labels(known, marked, len(self.names))
+        return infer_annotated(known, marked, len(self.names))
 
     def _judge(self, split: str) -> None:
         """Add problems on a split's odd masks, and on labels far more or less frequent in it than in 'training'."""
@@ -484,7 +484,7 @@ def _names(opened: Iterable[tuple[SiteSettings, Datalist]], findings: bool) -> I
 
 def _codes(reports: Sequence[SiteReport]) -> Iterator[Problem]:
     """Yield a note on each attribute of people that two sites code by numbers of which each has some of its own."""
-    codes_of = gathered(
+    codes_of = group_by_key(
         (name, (one.site, {group for one in splits.values() for group, n in one.items() if n and group.isdecimal()}))
         for one in reports
         for name, splits in one.groups.items()
@@ -504,7 +504,7 @@ def _silent(
         for report in reports
         if any(numbers.total() for split, numbers in report.counts.items() if split != UNLABELLED)
     }
-    for site, lacking in unexplained(marked, [one.site for one in reports if one.annotated is not None]).items():
+    for site, lacking in list_unexplained(marked, [one.site for one in reports if one.annotated is not None]).items():
         yield Problem(site, question({site: lacking}, classes, numbers, file))
 
 
@@ -558,7 +558,7 @@ def _people(seen: pd.DataFrame) -> Iterator[Problem]:
     """
     known = seen.dropna(subset="patient")
     yield from (
-        Problem(site, f"patients {named(names)} may be one; write them alike", grave=False)
+        Problem(site, f"patients {name_first(names)} may be one; write them alike", grave=False)
         for (site, _), names in known.groupby(["site", known["patient"].map(bare)])["patient"].unique().items()
         if len(names) > 1
     )
@@ -571,7 +571,7 @@ def _people(seen: pd.DataFrame) -> Iterator[Problem]:
     )
 
 
-def _unnamed_people(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator[Problem]:
+def _find_unnamed_people(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator[Problem]:
     """Yield a problem for sites whose datalist names no patient.
 
     The problem says whether the file names suggest that the same patient is in training and test.

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from fairflare.base.checks import first_of
-from fairflare.core.statistics.label_maps import describe_mix_up, judged, mistaken
+from fairflare.core.statistics.label_maps import describe_mix_up, judge_maps, mistaken
 
 CLEAR = 0.15  # accuracy above chance from which a probe of the labels is trusted
 
 
-def compared(
+def compare_labels(
     looks: Mapping[str, Sequence[Any]], names: Mapping[int, str], drawn: Mapping[str, Collection[int]]
 ) -> tuple[str, list[tuple[str, str, bool]]]:
     """Return a line on whether labels mean the same at all sites, and clashes: site, text, whether it is grave.
@@ -35,7 +35,7 @@ def compared(
     }
     labels = {site: np.array([label for _, label in pairs]) for site, pairs in given.items() if pairs}
     features = {site: np.stack([vector for vector, _ in pairs]) for site, pairs in given.items() if pairs}
-    verdicts = judged(features, labels) if len({v.shape[1] for v in features.values()}) == 1 else {}
+    verdicts = judge_maps(features, labels) if len({v.shape[1] for v in features.values()}) == 1 else {}
     clashes: list[tuple[str, str, bool]] = []
     chance = 1 / max(2, len(names))
     which = "" if len(verdicts) > 2 else ", or those of the other site: with two nobody can say which"

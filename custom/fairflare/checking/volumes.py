@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import binary_erosion, find_objects
 
-from fairflare.core.statistics.channels import described
+from fairflare.core.statistics.channels import describe_channels
 from fairflare.core.statistics.label_maps import regions_of, shape_of
 from fairflare.data.datalist import Sample
 from fairflare.data.intensity import counts_of, rescale
 from fairflare.data.kinds import describe_mask, hash_values, shorten
-from fairflare.data.orientation import oriented
+from fairflare.data.orientation import orient_view
 from fairflare.data.whole_volumes import check_scale, open_volume
 
 # What a mask is, for messages.
@@ -48,12 +48,12 @@ def look_at_masked(data: Any, sample: Sample, split: str) -> dict[str, Any]:
     for one, channel in zip(case.images, data.reading.channels, strict=True):
         check_scale(one, data.reading.channel_reading(max(0, channel)))
     volumes = [case.bring_to_grid(number, one.array) for number, one in enumerate(case.images)]
-    structured = data.task.structured(data.coding, data.site, split)
+    structured = data.task.structure_masks(data.coding, data.site, split)
     counts = counts_of(mask)
     meaning = structured.meaning(counts, str(sample.label))
     # One voxel, to refuse a file whose header lacks what the task needs.
     data.task.regrid(mask[None, :1, :1, :1], affine, sample.image.name, data.site, nearest=True)
-    image, codes = (oriented(array, affine, data.task.orientation)[0] for array in (volumes[0], mask))
+    image, codes = (orient_view(array, affine, data.task.orientation)[0] for array in (volumes[0], mask))
     inside = {
         value: meant for value, meant in meaning.items() if any(meant in structure for structure in structured.labels)
     }
@@ -70,7 +70,7 @@ def look_at_masked(data: Any, sample: Sample, split: str) -> dict[str, Any]:
     )
     return {
         "size": mask.shape, "labelled": labelled,
-        "content": [*map(_content, volumes)], "channels": described(data.datalist.channels, volumes),
+        "content": [*map(_content, volumes)], "channels": describe_channels(data.datalist.channels, volumes),
         "target": hashlib.sha256(seen.tobytes()).hexdigest(),
         "odd": [FULL] * (not background) + [LINES] * lines if labelled else [EMPTY],
         "features": [(features, number) for number, features in regions_of(seen, True).items()],

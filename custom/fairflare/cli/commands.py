@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from fairflare.base.disk.files import system_error
 from fairflare.base.own_errors import lacking_package
-from fairflare.base.plugins import COMMANDS, loaded
+from fairflare.base.plugins import COMMANDS, load_object
 from fairflare.cli.options import Command, spell_methods
 from fairflare.cli.screen import console, say
 
@@ -52,7 +52,7 @@ class Commands(TyperGroup):
         if (point := self.commands.get(cmd_name)) is None:
             return None
         alone = typer.Typer(add_completion=False)
-        alone.command(cmd_name, **({"cls": Command} if cmd_name != "prepare" else AS_IT_IS))(loaded(point))
+        alone.command(cmd_name, **({"cls": Command} if cmd_name != "prepare" else AS_IT_IS))(load_object(point))
         return typer.main.get_command(alone)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

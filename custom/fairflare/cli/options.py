@@ -27,7 +27,7 @@ from fairflare.federation.plan.run_settings import (
     RunSettings,
     usual_waits,
 )
-from fairflare.reporting.layout import listed
+from fairflare.reporting.layout import join_parts
 
 FIRST_PAPER = "default"  # value of --paper without a name
 
@@ -181,7 +181,7 @@ class ExplainingCommand(TyperCommand):
         except USAGE_ERROR as error:
             more, words = "", spell_methods([word.removesuffix(f"={FIRST_PAPER}") for word in args])
             if hasattr(error, "possibilities"):  # the option is unknown
-                more = _spelled(
+                more = _suggest_line(
                     ctx.command_path.partition("fairflare ")[2] or ctx.info_name,
                     words,
                     error.option_name,
@@ -245,7 +245,7 @@ def spell_methods(words: Sequence[str]) -> list[str]:
     ]
 
 
-def _spelled(command: str, words: Sequence[str], wrong: str, has: Sequence[str]) -> str:
+def _suggest_line(command: str, words: Sequence[str], wrong: str, has: Sequence[str]) -> str:
     """Return a hint with the command line that an unknown option probably means; an empty text if that is not known.
 
     Args:
@@ -352,7 +352,9 @@ def refuse_to_replace(targets: Iterable[Path], overwrite: bool) -> None:
     """Raise ValueError with the files' names where target files exist and ``--overwrite`` is not given."""
     there = [str(path) for path in targets if path.exists()]
     if there and not overwrite:
-        raise ValueError(f"already there: {listed(there, most=5)}; give --overwrite to replace them, or another --out")
+        raise ValueError(
+            f"already there: {join_parts(there, most=5)}; give --overwrite to replace them, or another --out"
+        )
 
 
 def write_job(recipe: Any, out: Path, overwrite: bool, option: str = "--out") -> None:

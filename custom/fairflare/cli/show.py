@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fairflare.base.plugins import COMMANDS, plugged
+from fairflare.base.plugins import COMMANDS, load_plugins
 from fairflare.cli import completion
 from fairflare.cli.options import Metric
 from fairflare.cli.screen import AsJson, console, one_document, one_form, user_errors
@@ -36,7 +36,7 @@ def show(
         style: Any = "markdown" if markdown else "csv" if csv else "text"
         documents = [read_results(find_results(path)) for path in runs]
         if len(documents) > 1:
-            several = plugged(COMMANDS).get("show")
+            several = load_plugins(COMMANDS).get("show")
             if several is None:
                 raise ValueError("several runs are compared by the package fairflare_lab, which is not installed here")
             several(documents, metric, sites=sites, style=style, put=put if as_json else None)

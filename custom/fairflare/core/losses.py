@@ -203,11 +203,11 @@ def ldam_loss(
     lowered = cosines.scatter_add(1, targets.unsqueeze(1), -margins.flatten()[targets].unsqueeze(1))
     losses = torch.nn.functional.cross_entropy(scale * lowered, targets, reduction="none")
     if weights is None:
-        return _reduced(losses, reduction)
+        return _reduce(losses, reduction)
     v = _shape_by_class(_class_counts(weights, "weights"), cosines, "weights").flatten()[targets]
     if reduction == "mean":
         return (v * losses).sum() / v.sum().clamp_min(torch.finfo(v.dtype).tiny)
-    return _reduced(v * losses, reduction)
+    return _reduce(v * losses, reduction)
 
 
 def fedlc_loss(
@@ -249,7 +249,7 @@ def fedlc_loss(
     checks.whole("the number of classes with exclude_target", logits.shape[1], low=2)
     index = targets.unsqueeze(1)
     others = calibrated.scatter(1, index, -math.inf)
-    return _reduced(others.logsumexp(1) - calibrated.gather(1, index).squeeze(1), reduction)
+    return _reduce(others.logsumexp(1) - calibrated.gather(1, index).squeeze(1), reduction)
 
 
 # --- terms added to a loss ----------------------------------------------------------------------------------
@@ -281,11 +281,11 @@ def proximal_term(params: Params, reference: Params, mu: float) -> Tensor:
         0.05000000074505806
     """
     mu = checks.number("mu", mu, low=0)
-    trained = _named(params, trainable=True)
+    trained = _name_params(params, trainable=True)
     first = next(iter(trained.values()), torch.zeros(()))
     if mu == 0 or not trained:
         return torch.zeros((), dtype=first.dtype, device=first.device)
-    received = _named(reference, trainable=False)
+    received = _name_params(reference, trainable=False)
     if not isinstance(reference, torch.nn.Module | Mapping):
         if len(received) != len(trained):
             raise ValueError(f"reference has {len(received)} tensors, params {len(trained)}")
@@ -360,7 +360,7 @@ def model_contrastive_loss(
     checks.choice("reduction", reduction, REDUCTIONS)
     near = torch.nn.functional.cosine_similarity(z, z_global.detach(), dim=1)
     far = torch.nn.functional.cosine_similarity(z, z_previous.detach(), dim=1)
-    return _reduced(-torch.nn.functional.logsigmoid((near - far) / temperature), reduction)
+    return _reduce(-torch.nn.functional.logsigmoid((near - far) / temperature), reduction)
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -398,11 +398,11 @@ def _check_batch(logits: Tensor, targets: Tensor, reduction: str) -> None:
         checks.indices("targets", targets, logits.shape[1])
 
 
-def _reduced(losses: Tensor, reduction: str) -> Tensor:
+def _reduce(losses: Tensor, reduction: str) -> Tensor:
     return losses.mean() if reduction == "mean" else losses.sum() if reduction == "sum" else losses
 
 
-def _named(params: Params, trainable: bool) -> dict[str, Tensor]:
+def _name_params(params: Params, trainable: bool) -> dict[str, Tensor]:
     if isinstance(params, torch.nn.Module):
         return {name: p for name, p in params.named_parameters() if p.requires_grad or not trainable}
     return dict(params) if isinstance(params, Mapping) else {str(index): p for index, p in enumerate(params)}

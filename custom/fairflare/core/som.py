@@ -184,7 +184,7 @@ class SelfOrganizingMap(MapSettings):
         sites = list(models)
         similarity = dict(zip(sites, sums.similarities(), strict=True))
         strengths = len(sites) * np.array(list(normalise(similarity).values()))
-        neurons = self._trained(sums, strengths, start_at_mean=kept is None and self.init == "sample")
+        neurons = self._train(sums, strengths, start_at_mean=kept is None and self.init == "sample")
         distances = sums.sq_distances(neurons)
         by_site = dict(zip(sites, distances.reshape(-1, *self.grid), strict=True))
         result = SomResult(
@@ -219,7 +219,7 @@ class SelfOrganizingMap(MapSettings):
         checks.same_settings("a map", state["settings"], self.state_dict()["settings"])
         self.rounds = int(state["rounds"])
 
-    def _trained(self, sums: _Sums, strengths: Array, *, start_at_mean: bool) -> Array:
+    def _train(self, sums: _Sums, strengths: Array, *, start_at_mean: bool) -> Array:
         """Return the neurons after this round, each as coefficients of the sites' models and the neurons' starts."""
         num_sites, num_neurons = len(strengths), len(self._sq_steps)
         neurons = np.eye(num_neurons, num_sites + num_neurons, k=num_sites)
@@ -253,7 +253,7 @@ class SelfOrganizingMap(MapSettings):
         Each block comes with the same block of the neurons' starts.
         """
         for t, (name, base, local) in enumerate(_side_by_side(models, received)):
-            yield name, base.shape, self._blocks(t, base, local, self._checked(before, name, base.shape))
+            yield name, base.shape, self._blocks(t, base, local, self._check_neurons(before, name, base.shape))
 
     def _blocks(self, t: int, received: Tensor, local: list[Tensor], before: Tensor | None) -> Iterator[_Block]:
         flat = [tensor.reshape(-1) for tensor in local]
@@ -267,7 +267,7 @@ class SelfOrganizingMap(MapSettings):
                 start = self._random(t, b, len(part)) - (base if self.init == "uniform" else 0.0)
             yield _Block(base, models, torch.cat([models - base, start]))
 
-    def _checked(self, before: State | None, name: str, shape: torch.Size) -> Tensor | None:
+    def _check_neurons(self, before: State | None, name: str, shape: torch.Size) -> Tensor | None:
         if before is None:
             return None
         if name not in before:

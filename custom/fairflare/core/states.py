@@ -252,12 +252,12 @@ def _average(
                 check_finite(state[name], f"site {site!r}: tensor {name!r}")
             raise
 
-    moved = movement.applied(partial(mean, wide=True)) if movement is not None else None
+    moved = movement.apply(partial(mean, wide=True)) if movement is not None else None
     makers: dict[str, Callable[[str], torch.Tensor]] = (
         dict.fromkeys(movement.types, moved) if moved and movement else {}
     )
     if movement is not None and movement.products is not None:
-        factors = movement.products.averaged(opened, weights_of)
+        factors = movement.products.average_factors(opened, weights_of)
         makers |= dict.fromkeys(factors, factors.pop)
     average = {name: makers.get(name, mean)(name) for name in first}
     return average | singular_vectors(average) if floor else average

@@ -58,7 +58,7 @@ def normalise(
     """
     if non_finite != "raise":
         checks.choice("non_finite", non_finite, get_args(NonFinite))
-    clipped = {site: max(value, 0.0) for site, value in _repaired(values, non_finite).items()}
+    clipped = {site: max(value, 0.0) for site, value in _replace_non_finite(values, non_finite).items()}
     largest = max(clipped.values())
     if largest > 1e150:  # scaling keeps the sum finite
         clipped = {site: value / largest for site, value in clipped.items()}
@@ -205,7 +205,7 @@ def power_weights(values: Mapping[str, float], q: float) -> dict[str, float]:
         {'A': 0.5, 'B': 0.5}
     """
     q = checks.number("q", q, low=0)
-    logs = {site: q * math.log(max(x, POWER_FLOOR)) for site, x in _repaired(values, "median").items()}
+    logs = {site: q * math.log(max(x, POWER_FLOOR)) for site, x in _replace_non_finite(values, "median").items()}
     highest = max(logs.values())
     return normalise({site: math.exp(log - highest) for site, log in logs.items()})
 
@@ -227,7 +227,7 @@ def tilted_weights(shares: Mapping[str, float], losses: Mapping[str, float], til
         >>> tilted_weights({"A": 0.5, "B": 0.5}, {"A": 2.0, "B": 1.0}, 0)
         {'A': 0.5, 'B': 0.5}
     """
-    exponents = {site: tilt * loss for site, loss in _repaired(losses, "mean").items()}
+    exponents = {site: tilt * loss for site, loss in _replace_non_finite(losses, "mean").items()}
     highest = max(exponents.values())
     return normalise({site: shares[site] * math.exp(exponent - highest) for site, exponent in exponents.items()})
 
@@ -252,7 +252,7 @@ def proportional_weights(
         >>> proportional_weights({"A": 0.5, "B": 0.5}, {"A": 1.75, "B": 1.25}, 2.0, 0.2)
         {'A': 0.75, 'B': 0.25}
     """
-    known = _repaired(losses, "mean")
+    known = _replace_non_finite(losses, "mean")
     return normalise({site: shares[site] / max(bound - loss, least) for site, loss in known.items()})
 
 
@@ -499,7 +499,7 @@ def feasible_bound(num_sites: int, bound: float) -> float:
 # ------------------------------------------------------------------------------------------------------------
 
 
-def _repaired(values: Mapping[str, float], non_finite: NonFinite) -> dict[str, float]:
+def _replace_non_finite(values: Mapping[str, float], non_finite: NonFinite) -> dict[str, float]:
     """Return the values in sorted order of the sites, with the non-finite ones replaced (by 0 when all are)."""
     if values and checks.plain(values.values()):
         return {site: float(values[site]) for site in sorted(values)}

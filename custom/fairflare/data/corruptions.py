@@ -36,7 +36,7 @@ def gaussian_noise(image: Image, severity: int, rng: np.random.Generator) -> Ima
     Returns:
         A new uint8 image of the same shape; intensities are truncated, not rounded, as in the published code.
     """
-    image = _checked(image)
+    image = _check_image(image)
     noise = rng.standard_normal(image.shape, np.float32) * (255 * NOISE_SIGMA[_severity(severity) - 1])
     return np.clip(noise + image, 0, 255).astype(np.uint8)
 
@@ -61,7 +61,7 @@ def motion_blur(image: Image, severity: int, rng: np.random.Generator) -> Image:
     Returns:
         A new uint8 image of the same shape, rounded.
     """
-    image = _checked(image)
+    image = _check_image(image)
     height, width = image.shape[:2]
     kernel = blur_kernel(severity, size=min(height, width))
     angle = math.radians(rng.uniform(-BLUR_ANGLE, BLUR_ANGLE))
@@ -111,7 +111,7 @@ def _severity(severity: Any) -> int:
     return int(number("severity", severity, low=1, high=len(SEVERITIES), whole=True))
 
 
-def _checked(image: Any) -> Image:
+def _check_image(image: Any) -> Image:
     kind, shape = getattr(image, "dtype", type(image).__name__), getattr(image, "shape", ())
     if not isinstance(image, np.ndarray) or kind != np.uint8 or len(shape) not in (2, 3) or not image.size:
         raise ValueError(f"image must be a uint8 array of shape (h, w) or (h, w, channels), got {kind} {shape}")

@@ -99,7 +99,7 @@ def load_datalist(
     checked = CheckedList(site, root, file, class_labels, several, folders, problems=problems)
     splits = checked.splits(content)
     names, groups, labels = None, None, dict[int, str]()
-    with checked.noted():
+    with checked.note_problems():
         if class_labels:
             names = checked.class_names(content)
             groups = checked.class_groups(content, names)

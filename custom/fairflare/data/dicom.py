@@ -21,7 +21,7 @@ import numpy.typing as npt
 from fairflare.base.checks import refuse, true_texts
 from fairflare.base.own_errors import reading_as
 from fairflare.base.stopping import check_stop
-from fairflare.data.dicom_files import content_of, dicom_files, files_of_series, has_dicom_mark, named
+from fairflare.data.dicom_files import content_of, describe_content, dicom_files, files_of_series, has_dicom_mark
 from fairflare.data.dicom_values import (
     FLOATS,
     HEADER_TAGS,
@@ -191,8 +191,11 @@ def _header(path: Path, stamp: int) -> DicomHeader:
     if not has_dicom_mark(path):
         what = content_of(path)
         raise ValueError(
-            f"{'by its first bytes ' * (what[:1] == '.')}it is "
-            f"{named(what) or 'no DICOM file: the mark DICM at byte 128 is missing; export it again as a DICOM file'}"
+            ("by its first bytes it is " if what[:1] == "." else "it is ")
+            + (
+                describe_content(what)
+                or "no DICOM file: the mark DICM at byte 128 is missing; export it again as a DICOM file"
+            )
         )
     with reading_as("DICOM file"):
         syntax = str(pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID", ""))

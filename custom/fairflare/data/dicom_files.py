@@ -89,11 +89,11 @@ def content_of(path: Path) -> str:
     if what == ".nii.gz":
         with suppress(OSError, EOFError, zlib.error), gzip.open(path) as packed:
             inside = kind(packed.read(512))
-            what = what if inside in ("", ".nii") else f"packed by gzip, and inside is {named(inside)}"
+            what = what if inside in ("", ".nii") else f"packed by gzip, and inside is {describe_content(inside)}"
     return what
 
 
-def named(content: str) -> str:
+def describe_content(content: str) -> str:
     """Return words for what :func:`content_of` returns, such as ``a .dcm file``."""
     return f"a {content} file" if content[:1] == "." else content
 

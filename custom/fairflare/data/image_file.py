@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fairflare.base.checks import first_of, true_texts
 from fairflare.base.own_errors import reading_as
-from fairflare.data.dicom_files import DICOM, content_of, has_dicom_mark, named
+from fairflare.data.dicom_files import DICOM, content_of, describe_content, has_dicom_mark
 from fairflare.data.picture_values import (
     check_end,
     check_mask,
@@ -143,7 +143,7 @@ class ImageFile(ABC):
             OSError: the file cannot be opened.
         """
 
-    def decoded(self, is_mask: bool) -> int:
+    def count_decoded_bytes(self, is_mask: bool) -> int:
         """Return the number of bytes that :meth:`decode` would need, by the header; nothing is decoded."""
         try:
             return self.decode(is_mask=is_mask, limit=-1).nbytes
@@ -180,9 +180,9 @@ class Picture(ImageFile):
         from PIL.ImageMode import getmode
 
         from fairflare.data.geometry import tag_turn
-        from fairflare.data.orientation import turned
+        from fairflare.data.orientation import turn_view
 
-        with self.opened() as picture:
+        with self.open_picture() as picture:
             if picture is None or picture.format == "TIFF":
                 check_parts(self.path)
             if picture is None:
@@ -204,10 +204,10 @@ class Picture(ImageFile):
             if is_mask:
                 check_mask(picture, array, reduced)
             array = white_high(array) if min_is_white(picture) and picture.mode not in INVERTED_BY_PILLOW else array
-            return turned(array, tag_turn(tag))  # rotate by the orientation tag that a camera wrote
+            return turn_view(array, tag_turn(tag))  # rotate by the orientation tag that a camera wrote
 
     def notes(self, is_mask: bool) -> tuple[str, ...]:
-        with self.opened() as picture:
+        with self.open_picture() as picture:
             if picture is None:
                 return ()
             colours = bytes(((picture.mode == "P" and picture.getpalette()) or [])[:12]).hex("#", 3).replace("#", " #")
@@ -225,7 +225,7 @@ class Picture(ImageFile):
             return tuple(true_texts(notes))
 
     def names(self) -> dict[int, str]:
-        with self.opened() as picture:
+        with self.open_picture() as picture:
             colours = bytes((picture.getpalette() or []) if picture is not None and picture.mode == "P" else [])
             used: Any = picture.getcolors() if picture is not None and colours else []  # (number of pixels, index)
             return {index: f"#{colours[3 * index : 3 * index + 3].hex()}" for _, index in used}
@@ -233,7 +233,7 @@ class Picture(ImageFile):
     def facts(self) -> Facts:
         from fairflare.data.geometry import Grid, tag_turn
 
-        with self.opened() as picture:
+        with self.open_picture() as picture:
             if picture is None:
                 height, width, tag = _tiff_head(self.path)
             else:
@@ -246,7 +246,7 @@ class Picture(ImageFile):
         return Facts(Grid((*sizes, 1), tag=tag, note=note))
 
     @contextmanager
-    def opened(self) -> Iterator[Image.Image | None]:
+    def open_picture(self) -> Iterator[Image.Image | None]:
         """Open the picture without decoding it; yield ``None`` if tifffile has to read the file."""
         from PIL import Image, UnidentifiedImageError
 
@@ -310,7 +310,7 @@ class Volume(ImageFile):
 
         from fairflare.data.geometry import three_axes
 
-        with self.opened() as stream:
+        with self.open_stream() as stream:
             kind, header = _nifti_header(stream)
             axes = three_axes(header.get_data_shape())
             values = _count(header.get_data_shape())
@@ -330,14 +330,14 @@ class Volume(ImageFile):
                 raise ValueError(f"the file is damaged: its header describes {offset + stored} bytes, it has more")
         return array.swapaxes(0, 1)  # swap axes to have rows first, as in pictures
 
-    def opened(self) -> Any:
+    def open_stream(self) -> Any:
         """Open the NIfTI file as a stream of uncompressed bytes."""
         return gzip.open(self.path, "rb") if suffix_of(self.path) == ".nii.gz" else self.path.open("rb")
 
     def facts(self) -> Facts:
         from fairflare.data.geometry import nifti_grid, three_axes
 
-        with self.opened() as stream:
+        with self.open_stream() as stream:
             header = _nifti_header(stream)[1]
         grid, axes = nifti_grid(header), three_axes(header.get_data_shape())
         return Facts(grid, grid.shape[2] if len(axes) > 2 else None, volumes=math.prod(axes[3:]))
@@ -465,7 +465,7 @@ def kind_of(path: Path, is_folder: bool | None = None) -> type[ImageFile]:
     return KINDS.get(suffix_of(path)) or (Dicom if has_dicom_mark(path) else Unknown)
 
 
-def misnamed(path: Path) -> str:
+def describe_misnamed(path: Path) -> str:
     """Return a clause if a file is empty or, by its first bytes, of another kind than it is read as; else nothing."""
     what, kind = content_of(path) if path.is_file() else "", kind_of(path)
     other = KINDS.get(what)
@@ -473,7 +473,7 @@ def misnamed(path: Path) -> str:
         f"'{path.name}' is {'not ' * (what == '.nii')}packed: rename it to {what}":
             kind is other is Volume and what != suffix_of(path),
         f"it is {what}": bool(what) and other is None,
-        f"by its first bytes it is {named(what)}":
+        f"by its first bytes it is {describe_content(what)}":
             other is not None and not issubclass(kind, other),
     }) or ""  # fmt: skip
 
@@ -509,7 +509,7 @@ def _tiff(path: Path, limit: int, is_mask: bool) -> npt.NDArray[Any]:
     import tifffile
 
     from fairflare.data.geometry import tag_turn
-    from fairflare.data.orientation import turned
+    from fairflare.data.orientation import turn_view
 
     with ExitStack() as files:
         with reading_as("TIFF"):
@@ -537,7 +537,7 @@ def _tiff(path: Path, limit: int, is_mask: bool) -> npt.NDArray[Any]:
             array, over = array[:, :, :-alpha], array[:, :, -alpha:]
             check_opaque((np.iinfo(over.dtype).max if over.dtype.kind in "iu" else 1) - over, array, is_mask)
         tag = page.tags.valueof("Orientation", None)
-    return turned(white_high(array) if white_low else array, tag_turn(tag))
+    return turn_view(white_high(array) if white_low else array, tag_turn(tag))
 
 
 def _tag_of(picture: Any) -> int | None:

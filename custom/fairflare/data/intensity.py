@@ -111,7 +111,7 @@ def labels_of(array: npt.NDArray[Any]) -> npt.NDArray[np.unsignedinteger[Any]]:
         if array.dtype.kind != "f":
             return array.astype(smallest, copy=False)
         labels = np.empty_like(array, smallest)
-        if all(_rounded(values, into) for values, into in zip(slabs(array), slabs(labels), strict=True)):
+        if all(_round_into(values, into) for values, into in zip(slabs(array), slabs(labels), strict=True)):
             return labels
     usable: npt.NDArray[np.bool_] = (array >= -LABEL_OFF) & (array <= MOST_LABEL)  # the comparison is False for NaN
     if array.dtype.kind == "f":
@@ -127,7 +127,7 @@ def labels_of(array: npt.NDArray[Any]) -> npt.NDArray[np.unsignedinteger[Any]]:
     )
 
 
-def _rounded(values: npt.NDArray[Any], into: npt.NDArray[Any]) -> bool:
+def _round_into(values: npt.NDArray[Any], into: npt.NDArray[Any]) -> bool:
     """Write values as whole numbers into an array; return whether each was a whole number, within 0.001."""
     into[...] = np.round(values)
     return bool((np.abs(values - into) <= LABEL_OFF).all())

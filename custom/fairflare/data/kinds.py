@@ -10,7 +10,7 @@ from itertools import permutations, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from fairflare.base.checks import few, gathered
+from fairflare.base.checks import few, group_by_key
 from fairflare.data.listing.samples import DataError, Sample
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ FEW = 8  # largest number of different values of a drawn mask; a photograph has 
 # Limits of :func:`odd_masks`: points in each direction, least cosine and contrast, least number of masks, least share
 # of odd masks, least share of its bounding box that a part fills to count as a box.
 POINTS, CLEAR, LEAST, SHARE, BOX = 8, 0.2, 4, 0.05, 0.9
-# Limits of :func:`misplaced` and :func:`apart`: least and largest number of masks, least fit, least gain in fit, least
-# share of images with a gain, least gain in standard errors, least correlation between sites.
+# Limits of :func:`find_misplaced` and :func:`apart`: least and largest number of masks, least fit, least gain in fit,
+# least share of images with a gain, least gain in standard errors, least correlation between sites.
 ENOUGH, MOST, FIT, GAIN, MOSTLY, ERRORS, ALIKE = 16, 1000, 0.15, 0.03, 0.65, 4.5, 0.9
 # Limits of :func:`find_two_hands`: least number of masks; number of their values that are looked at; share of a site's
 # other masks that fit an image better than its own mask, below which the mask is not looked at, below which it fits,
@@ -41,7 +41,7 @@ Way = tuple[tuple[int, ...], tuple[bool, ...], tuple[int, ...]]  # order of axes
 PARTS = re.compile(r"'[^']*'|[-+]?\d[\d.,x ]*")
 
 
-def grouped(problems: Iterable[tuple[str, P]]) -> list[list[tuple[str, P]]]:
+def group_by_kind(problems: Iterable[tuple[str, P]]) -> list[list[tuple[str, P]]]:
     """Group pairs of file name and problem by the kind of the problem, in the order of each kind's first pair.
 
     Args:
@@ -49,7 +49,7 @@ def grouped(problems: Iterable[tuple[str, P]]) -> list[list[tuple[str, P]]]:
     """
     from fairflare.data.geometry import Misfit  # here, as numpy's import is slow for shell completion
 
-    return [*gathered(
+    return [*group_by_key(
         ((problem.cause, problem.remedy) if isinstance(problem, Misfit)
          else PARTS.sub("#", str(problem).replace(name.strip("'"), "")),  # equal for messages of one kind
          (name, problem))
@@ -65,7 +65,7 @@ def group_faults(problems: Iterable[tuple[str, str | Misfit]]) -> Iterator[str]:
     """
     from fairflare.data.geometry import Misfit
 
-    for alike in grouped(problems):
+    for alike in group_by_kind(problems):
         what, between, remedy = str(alike[0][1]), ", ", ""
         files = [name for name, _ in alike]
         if isinstance(first := alike[0][1], Misfit):
@@ -82,14 +82,14 @@ def two_names(named_values: Iterable[tuple[str, Mapping[int, str]]]) -> Iterator
     Args:
         named_values: name of each file, and the names of its values.
     """
-    pairs_of = gathered((value, (name, file)) for file, names in named_values for value, name in names.items())
+    pairs_of = group_by_key((value, (name, file)) for file, names in named_values for value, name in names.items())
     if odd := {
         value: by_name
         for value, pairs in sorted(pairs_of.items())
-        if len(by_name := gathered((" ".join(name.split()).casefold(), file) for name, file in pairs)) > 1
+        if len(by_name := group_by_key((" ".join(name.split()).casefold(), file) for name, file in pairs)) > 1
     }:
         values = "; ".join(
-            f"{value} is {', '.join(f'{name} in {named(files)}' for name, files in by_name.items())}"
+            f"{value} is {', '.join(f'{name} in {name_first(files)}' for name, files in by_name.items())}"
             for value, by_name in odd.items()
         )
         yield (
@@ -99,7 +99,7 @@ def two_names(named_values: Iterable[tuple[str, Mapping[int, str]]]) -> Iterator
         )
 
 
-def named(names: Sequence[str]) -> str:
+def name_first(names: Sequence[str]) -> str:
     """Return the first three names, in quotes, and the number of the remaining names, as text for a message."""
     return few([f"'{name}'" for name in names], NAMED)
 
@@ -212,7 +212,7 @@ def hash_values(values: npt.NDArray[Any], change: Callable[[Any], npt.NDArray[An
     return digest.hexdigest()
 
 
-def _placed(values: npt.NDArray[Any], way: Way) -> npt.NDArray[Any]:
+def _place(values: npt.NDArray[Any], way: Way) -> npt.NDArray[Any]:
     """Return (n, ...) masks or images with their axes in another order, some of them mirrored, and moved along them."""
     import numpy as np
 
@@ -253,7 +253,7 @@ def _units(values: npt.NDArray[Any], axes: tuple[int, ...], middle: Any = 0) -> 
     return away / np.maximum(np.sqrt((away**2).sum(axes, keepdims=True)), 1e-6)
 
 
-def misplaced(masks: Sequence[Drawn]) -> Iterator[str]:
+def find_misplaced(masks: Sequence[Drawn]) -> Iterator[str]:
     """Yield a line if a site's masks fit its images clearly better when they are mirrored, turned, moved or exchanged.
 
     The fit is the correlation of image and mask at the points of :class:`Drawn`, each minus its mean over the site, so
@@ -274,7 +274,7 @@ def misplaced(masks: Sequence[Drawn]) -> Iterator[str]:
     seen, marked = (_units(values, axes, values.mean(0)) for values in (seen, marked))
     given, chosen = (seen * marked).sum(axes), []
     fits = {
-        _say_way(way, marked.shape[1:]): ((seen * _placed(marked, way)).sum(axes), abs(given))
+        _say_way(way, marked.shape[1:]): ((seen * _place(marked, way)).sum(axes), abs(given))
         for way in _ways(seen, marked)
     }
     for part in (marked, np.flip(marked, axes)):
@@ -288,7 +288,7 @@ def misplaced(masks: Sequence[Drawn]) -> Iterator[str]:
     }
     how, gain = max(gains.items(), key=lambda one: float(one[1].mean()), default=("", given))
     if how and (gain > 0).mean() > MOSTLY and gain.mean() > max(GAIN, ERRORS * gain.std(ddof=1) / len(gain) ** 0.5):
-        files = named([masks[index].file for index in np.flatnonzero(gain > 0).tolist()])
+        files = name_first([masks[index].file for index in np.flatnonzero(gain > 0).tolist()])
         yield f"{(gain > 0).sum()} of {len(masks)} masks fit the images clearly better if {how}: {files}; look at some"
 
 
@@ -349,8 +349,8 @@ def find_two_hands(masks: Sequence[Drawn]) -> Iterator[str]:
     def fits(changed: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return np.tensordot(likely, _units(changed, axes, middle), (axes, axes))
 
-    def placed(way: Way) -> npt.NDArray[Any]:
-        return _placed(drawn.reshape(-1, *shape), way).reshape(drawn.shape)
+    def place_drawn(way: Way) -> npt.NDArray[Any]:
+        return _place(drawn.reshape(-1, *shape), way).reshape(drawn.shape)
 
     given = fits(drawn)
     fit = given.diagonal()
@@ -361,10 +361,10 @@ def find_two_hands(masks: Sequence[Drawn]) -> Iterator[str]:
     _, *ways = _ways(*(stack[doubtful].reshape(-1, *shape) for stack in (likely, drawn)))
     if all(min(k, length - k) < 2 for k, length in zip(ways[-1][2], shape, strict=True)):
         del ways[-1]  # by one point masks can be moved and still lie well
-    changed = np.array([(likely * _units(placed(way), axes, middle)).sum(axes) for way in ways])
+    changed = np.array([(likely * _units(place_drawn(way), axes, middle)).sum(axes) for way in ways])
     solved = doubtful & (changed == changed.max(0)) & [(given > one[:, None]).mean(1) <= WORSE for one in changed]
     best, second = np.argsort(-solved.sum(1))[:2]
-    alike = fits(placed(ways[best]))
+    alike = fits(place_drawn(ways[best]))
     odd = solved[best] & ((alike > alike.diagonal()[:, None]).mean(1) <= WORSE)
     if odd.sum() >= max(least, 2 * solved[second].sum()):
         how = f"fit their images clearly better than now if {_say_way(ways[best], shape)}"
@@ -401,7 +401,7 @@ def apart(sites: Mapping[str, Sequence[Drawn]]) -> Iterator[tuple[str, str]]:
     for site, mean in means.items() if len({mean.shape for mean in means.values()}) == 1 < len(means) else ():
         others = _units(np.sum([mean for name, mean in means.items() if name != site], 0), axes)
         for way in _ways(others[:1], mean[:1]):
-            (marked, seen), (overlap, alike) = ((others * mean).sum(axes) for mean in (_placed(mean, way), mean))
+            (marked, seen), (overlap, alike) = ((others * mean).sum(axes) for mean in (_place(mean, way), mean))
             if min(marked, alike) > ALIKE and min(marked - overlap, alike - seen) > CLEAR:
                 yield (
                     site,
@@ -417,14 +417,14 @@ def odd_images(sites: Mapping[str, Sequence[tuple[str, Channels]]]) -> Iterator[
     """Yield site and line for each kind of oddity of cases with several images; arguments as in ``odd_channels``."""
     from fairflare.core.statistics.channels import odd_channels
 
-    for site, problems in gathered((site, (f"'{file}'", text)) for site, file, text in odd_channels(sites)).items():
+    for site, problems in group_by_key((site, (f"'{file}'", text)) for site, file, text in odd_channels(sites)).items():
         yield from ((site, line) for line in group_faults(problems))
 
 
 def odd_masks(masks: Sequence[Drawn]) -> Iterator[str]:
     """Yield a line on copied masks of a site, on boxes, on inverted masks, and on masks that lie elsewhere.
 
-    The last are looked for by :func:`misplaced` and, if all masks together show nothing, by :func:`find_two_hands`.
+    The last are looked for by :func:`find_misplaced` and, if all together show nothing, by :func:`find_two_hands`.
 
     A mask counts as copied if three or more different images have it. It counts as a box if more than half of its area
     lies in connected parts that fill 0.9 of their bounding box. Boxes are reported if at least 16 masks, and at least
@@ -441,16 +441,18 @@ def odd_masks(masks: Sequence[Drawn]) -> Iterator[str]:
     """
     import numpy as np
 
-    same = gathered((one.mask, (one.image, one.file)) for one in masks if one.contrast)
+    same = group_by_key((one.mask, (one.image, one.file)) for one in masks if one.contrast)
     if copied := sorted(
         name for names in map(dict, same.values()) if len({*names.values()}) >= NAMED for name in names.values()
     ):
-        yield f"{len(copied)} different images share a mask with two others or more: {named(copied)}; was it copied?"
+        yield (
+            f"{len(copied)} different images share a mask with two others or more: {name_first(copied)}; was it copied?"
+        )
     if len(masks) < LEAST:
         return
     boxes = sorted(one.file for one in masks if one.contrast and one.boxed > 0.5)
     if len(boxes) >= max(ENOUGH, len(masks) / 2):
-        yield f"{len(boxes)} of {len(masks)} masks are boxes: {named(boxes)}; were outlines to be drawn?"
+        yield f"{len(boxes)} of {len(masks)} masks are boxes: {name_first(boxes)}; were outlines to be drawn?"
     marked = (one.marked[(slice(None, None, len(one.marked) // POINTS),) * one.marked.ndim] for one in masks)
     clear, contrast = (
         np.array([np.where(mask, -1, 1).ravel() for mask in marked]),
@@ -464,8 +466,8 @@ def odd_masks(masks: Sequence[Drawn]) -> Iterator[str]:
     if odd.sum() >= max(1, SHARE * len(masks)):
         yield (
             f"{odd.sum()} of {len(masks)} masks mark mostly what the others leave: "
-            f"{named(sorted({masks[number].file for number in np.flatnonzero(odd).tolist()}))}; are inside and outside "
-            "exchanged in them?"
+            f"{name_first(sorted({masks[number].file for number in np.flatnonzero(odd).tolist()}))}; are inside and "
+            "outside exchanged in them?"
         )
     elif len(boxes) < len(masks) / 2 and len(judged := [mask for mask in masks if mask.contrast][:MOST]) >= ENOUGH:
-        yield from [*misplaced(judged)] or (find_two_hands(judged) if len(judged) >= HANDS else ())
+        yield from [*find_misplaced(judged)] or (find_two_hands(judged) if len(judged) >= HANDS else ())

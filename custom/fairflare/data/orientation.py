@@ -62,7 +62,7 @@ def turn_of(affine: npt.NDArray[Any] | None, orientation: str, slices: int) -> T
     return ornt_transform(has, wanted)
 
 
-def turned(array: npt.NDArray[Any], turn: Turn | None) -> npt.NDArray[Any]:
+def turn_view(array: npt.NDArray[Any], turn: Turn | None) -> npt.NDArray[Any]:
     """Return a view of (rows, columns) or (rows, columns, slices, ...) in another orientation."""
     from nibabel.orientations import apply_orientation
 
@@ -79,7 +79,7 @@ def back(turn: Turn | None) -> Turn | None:
     return None if turn is None else ornt_transform(PLAIN, turn)
 
 
-def oriented(array: npt.NDArray[Any], affine: Any, codes: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.float64]]:
+def orient_view(array: npt.NDArray[Any], affine: Any, codes: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.float64]]:
     """Return a view of an array (rows, columns, slices, ...) whose axes have these directions, and the view's affine.
 
     Args:

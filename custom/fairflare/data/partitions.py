@@ -63,7 +63,7 @@ def dirichlet_partition(
     Source:
         Spec README 4.3.
     """
-    y, sites, least = _asked(labels, num_sites, alpha, min_size)
+    y, sites, least = _check_arguments(labels, num_sites, alpha, min_size)
     if least * sites > len(y):
         raise ValueError(f"{len(y)} samples are too few for {sites} sites with min_size={min_size}")
 
@@ -103,7 +103,7 @@ def two_pool_partition(
     Source:
         FedISM, spec README 4.3.
     """
-    y, sites, least = _asked(labels, num_sites, alpha, min_size)
+    y, sites, least = _check_arguments(labels, num_sites, alpha, min_size)
     corrupted = whole("num_corrupted", num_corrupted, low=0)
     number(f"num_corrupted of num_sites={sites}", corrupted, low=0, high=sites, whole=True)
     clean = sites - corrupted
@@ -121,7 +121,7 @@ def two_pool_partition(
     return _large_enough(deal, sites, least, seed, f"two-pool draw with alpha={alpha:g}")
 
 
-def _asked(labels: npt.ArrayLike, num_sites: int, alpha: float, min_size: int) -> tuple[Indices, int, int]:
+def _check_arguments(labels: npt.ArrayLike, num_sites: int, alpha: float, min_size: int) -> tuple[Indices, int, int]:
     """Check a partition's arguments; return the labels, the number of sites and the smallest size of a site."""
     number("alpha", alpha, above=0)
     return _labels(labels), whole("num_sites", num_sites), whole("min_size", min_size, low=0)
@@ -164,7 +164,7 @@ def quantity_partition(
     Raises:
         ValueError: an argument is invalid, or no draw gave every site enough samples.
     """
-    y, sites, least = _asked(labels, num_sites, alpha, min_size)
+    y, sites, least = _check_arguments(labels, num_sites, alpha, min_size)
 
     def deal(rng: np.random.Generator) -> Indices:
         shares = rng.dirichlet(np.full(sites, alpha))

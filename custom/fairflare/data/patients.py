@@ -16,7 +16,7 @@ LEAST_GROUPS = 3  # least number of groups; fewer groups are more likely kinds o
 LARGEST = 1 / 3  # largest share of all images in one group; a larger group is hardly one patient
 
 
-def suggested(names: Sequence[str]) -> tuple[str, dict[str, str]] | None:
+def suggest_groups(names: Sequence[str]) -> tuple[str, dict[str, str]] | None:
     """Find an expression by which names of images form groups, perhaps patients; return it and each name's group.
 
     Return ``None`` if no expression does. The result is a guess from names alone, to be reported and not acted on.
@@ -42,14 +42,14 @@ def suggested(names: Sequence[str]) -> tuple[str, dict[str, str]] | None:
 
 
 def find_shared_groups(lists: Mapping[str, Sequence[str]]) -> tuple[str, list[str], int] | None:
-    """Find groups by :func:`suggested` that occur in several splits of one site.
+    """Find groups by :func:`suggest_groups` that occur in several splits of one site.
 
     Return the expression, these groups, and the number of all groups; ``None`` if there are no such groups.
 
     Args:
         lists: names of the images of each split (training, validation and test).
     """
-    if (pattern := suggested([name for names in lists.values() for name in names])) is None:
+    if (pattern := suggest_groups([name for names in lists.values() for name in names])) is None:
         return None
     expression, groups = pattern
     splits = Counter(group for names in lists.values() for group in {groups[name] for name in names})

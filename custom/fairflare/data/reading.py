@@ -28,12 +28,12 @@ from fairflare.data.image_file import (
     ImageFile,
     TooLarge,
     Volume,
+    describe_misnamed,
     image_file,
     kind_of,
-    misnamed,
 )
 from fairflare.data.intensity import IN_WORDS, Bounds, Intensity, bounds_of, labels_of, rescale
-from fairflare.data.orientation import Orientation, Turn, turn_of, turned
+from fairflare.data.orientation import Orientation, Turn, turn_of, turn_view
 
 Labels = npt.NDArray[np.unsignedinteger[Any]]
 NAMES_SHOWN = 3
@@ -153,10 +153,10 @@ def _picture(opened: _Opened, number: int | None, bounds: Bounds | None, how: Re
             f"site '{where[0]}': an image of split '{where[1]}' has {channels} channels",
             f"it has {channels} channels; 1 (grey) or 3 (colour) are understood",
         )
-    return np.ascontiguousarray(_scaled(opened, plane, number, bounds, how))
+    return np.ascontiguousarray(_scale(opened, plane, number, bounds, how))
 
 
-def _scaled(
+def _scale(
     opened: _Opened, values: npt.NDArray[Any], number: int | None, bounds: Bounds | None, how: Reading
 ) -> npt.NDArray[np.float32]:
     """Scale the values of a file to [0, 1], with 1 as white and padding as 0.
@@ -171,7 +171,7 @@ def _scaled(
     scaled = (
         values.astype(np.float32) if how.intensity == "raw"
         else rescale(values, bounds) if bounds is not None
-        else _windowed(opened, values, number, how)
+        else _apply_windows(opened, values, number, how)
     )  # fmt: skip
     if opened.facts.inverted and (bounds is None or bounds[1] > bounds[0]):
         scaled = np.float32(1) - scaled
@@ -197,13 +197,13 @@ def _bounds(opened: _Opened, how: Reading, max_bytes: int) -> Bounds | None:
         bounds = bounds_of(opened.array, kind, opened.facts.padded)
     else:
         with _turn_for(opened.file):
-            bounds = _measured(opened.file, kind, max_bytes, how.kept)
+            bounds = _measure_bounds(opened.file, kind, max_bytes, how.kept)
     if bounds is None:
         raise opened.not_finite()
     return bounds
 
 
-def _windowed(
+def _apply_windows(
     opened: _Opened, values: npt.NDArray[Any], number: int | None, how: Reading
 ) -> npt.NDArray[np.float32]:  # fmt: skip
     """Scale values to [0, 1] by a window; if the header has several windows, each slice by its own."""
@@ -419,11 +419,11 @@ class _Opened:
     def slices(self) -> int | None:
         """Return the number of slices of the reoriented array, or ``None`` if the file is one picture."""
         stored = self.facts.slices
-        return stored if stored is None or self.array.ndim < 3 else turned(self.array, self.turn).shape[2]
+        return stored if stored is None or self.array.ndim < 3 else turn_view(self.array, self.turn).shape[2]
 
     def plane(self, number: int | None) -> npt.NDArray[Any]:
         """Return the picture, or slice ``number``, reoriented: (height, width) or (height, width, channels)."""
-        array, slices = turned(self.array, self.turn) if self.array.ndim > 1 else self.array, self.slices
+        array, slices = turn_view(self.array, self.turn) if self.array.ndim > 1 else self.array, self.slices
         if slices is None and array.ndim == 3 and array.shape[2] > 4 and array.shape[0] <= 4:
             array = np.moveaxis(array, 0, 2)  # the array has its channels first
         picture = array.ndim in (2, 3) and 0 not in array.shape and (array.ndim == 2 or array.shape[2] <= 4)
@@ -488,7 +488,7 @@ def _name_file(path: Path, what: str, site: str, split: str, limit: int = 0) -> 
         reason = getattr(error, "strerror", None) or str(error)
         if not isinstance(error, (ValueError, OSError)):
             reason = "it is damaged, or holds what is not read"
-        raise _unreadable(path, what, site, split, misnamed(path) or reason) from error
+        raise _unreadable(path, what, site, split, describe_misnamed(path) or reason) from error
 
 
 def _turn_for(file: ImageFile) -> threading.Lock:
@@ -520,7 +520,7 @@ def _facts(file: ImageFile, is_mask: bool = False) -> Facts:
 
 
 @lru_cache(maxsize=4096)
-def _measured(file: ImageFile, kind: str, limit: int, decoded: DecodedVolumes | None) -> Bounds | None:
+def _measure_bounds(file: ImageFile, kind: str, limit: int, decoded: DecodedVolumes | None) -> Bounds | None:
     """Return the intensity bounds of a file that :func:`_open` could read, once for all slices of a volume.
 
     Return ``None`` if the file has NaN or infinite values.
@@ -563,7 +563,9 @@ def reading_takes(samples: Iterable[Sample], voxel: int) -> int:
     for files in (*masks.keys() - pictures, *largest):
         try:
             images, mask = [*map(image_file, files)], masks[files]
-            size = sum(one.decoded(False) for one in images) + (image_file(mask).decoded(True) if mask else 0)
+            size = sum(one.count_decoded_bytes(False) for one in images) + (
+                image_file(mask).count_decoded_bytes(True) if mask else 0
+            )
             facts = images[0].facts()
             voxels = math.prod(facts.grid.shape) * max(len(images), facts.volumes)
             most = max(most, size + voxel * voxels + 32 * min(voxels, SLAB))

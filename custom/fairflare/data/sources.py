@@ -9,7 +9,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from fairflare.base.plugins import loaded
+from fairflare.base.plugins import load_object
 from fairflare.data.datalist import DataError
 
 SOURCES = "fairflare.sources"
@@ -25,4 +25,4 @@ def source(kind: str) -> Any:
     if not (points := [point for point in entry_points(group=SOURCES) if point.name == kind]):
         text = f"the phantom {kind!r} is in the package fairflare_lab, which is not installed here; set 'data_root'"
         raise DataError(f"{text} to own images", text)
-    return loaded(points[0])
+    return load_object(points[0])

@@ -29,7 +29,7 @@ from fairflare.data.reading import (
     _name_file,
     _open,
     _Opened,
-    _scaled,
+    _scale,
     open_image,
     open_pair,
     whole_numbers,
@@ -84,14 +84,14 @@ class Opened:
         with _name_file(one.file.path, one.what, one.site, one.split):
             return resample(self.grid, one.facts.grid, values, box)
 
-    def scaled(self, how: Reading, limit: int) -> npt.NDArray[np.float32]:
+    def scale(self, how: Reading, limit: int) -> npt.NDArray[np.float32]:
         """Return the channels, (channels, rows, columns, slices) float32 in [0, 1]; a lacking one is 0."""
         scaled = {}
         for number, channel in enumerate(how.channels):
             if channel >= 0:
                 one, reading = self.images[number], how.channel_reading(channel)
                 scaled[channel] = self.bring_to_grid(
-                    number, _scaled(one, one.array, None, _bounds(one, reading, limit), reading)
+                    number, _scale(one, one.array, None, _bounds(one, reading, limit), reading)
                 )
         if how.width == 1:
             return scaled[0][None]
@@ -114,7 +114,7 @@ def read_whole(
         DataError: a file is too large, damaged or no volume, or volume and mask do not fit together.
     """
     opened = open_volume(sample, site, split, max_bytes, how, masked=masked)
-    return Whole(opened.scaled(replace(how, once=True), max_bytes), opened.mask, opened.affine)
+    return Whole(opened.scale(replace(how, once=True), max_bytes), opened.mask, opened.affine)
 
 
 def open_volume(
@@ -208,7 +208,7 @@ def check_scale(opened: _Opened, how: Reading) -> None:
     ):
         raise opened.not_finite()
     if how.intensity == "window":
-        _scaled(opened, array[:, :, :1], 0, None, how)
+        _scale(opened, array[:, :, :1], 0, None, how)
 
 
 def read_labels(sample: Sample, site: str, split: str, max_bytes: int, how: Reading) -> Labels:

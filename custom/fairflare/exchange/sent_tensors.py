@@ -141,7 +141,7 @@ def fingerprint(tensors: State) -> str:
     return digest.hexdigest()
 
 
-def seeded(build: Callable[[], Any], seed: int) -> Any:
+def call_seeded(build: Callable[[], Any], seed: int) -> Any:
     """Call ``build`` with torch's random state set to a seed, restore the random state, and return the result."""
     with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -167,7 +167,7 @@ def rebuilt(
     """
     if not note:
         return network_of(task), dict(sent)
-    model: torch.nn.Module = seeded(lambda: load_weights(task, checkpoint), int(note["seed"]))
+    model: torch.nn.Module = call_seeded(lambda: load_weights(task, checkpoint), int(note["seed"]))
     rest = {name: tensor for name, tensor in model.state_dict().items() if name not in sent}
     if (digest := fingerprint(rest)) != note["fingerprint"]:
         raise ValueError(

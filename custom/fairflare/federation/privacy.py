@@ -8,7 +8,7 @@ from typing import Any
 
 from fairflare.base.aspect import ASPECTS, GROUPS, SUMS
 from fairflare.base.aspect import SAMPLING as SAMPLED
-from fairflare.base.checks import MAX_REASON, gathered
+from fairflare.base.checks import MAX_REASON, group_by_key
 from fairflare.base.settings import build
 from fairflare.base.task import Metric
 from fairflare.core.plans.counts import Counts
@@ -107,7 +107,7 @@ def page() -> str:
         max_reason=MAX_REASON, with_every_method=_all_methods(), stays=_stays(), by_task=_tasks(),
         checked=[field_row(field, TASK_CHECK) for field in check.FIELDS],
         norms=[field_row(field, TASK_NORMS) for field in norm_moments.FIELDS],
-        counts=_gathered((row[1:], row[0]) for row in (field_row(field, TASK_PLAN) for field in case_counts.FIELDS)),
+        counts=_group_rows((row[1:], row[0]) for row in (field_row(field, TASK_PLAN) for field in case_counts.FIELDS)),
         masked=[field_row(field, TASK_MASK) for field in MASKED],
         told=[(f"`{key}`", meaning) for key, meaning in TOLD.items()], directives=_directives(), **_rows_by_method(),
     )  # fmt: skip
@@ -197,9 +197,9 @@ def _titles(methods: Iterable[Method]) -> str:
     return ", ".join(f"{m.title} (`{m.name}`)" for m in methods)
 
 
-def _gathered(pairs: Iterable[tuple[Row, str]]) -> list[Row]:
+def _group_rows(pairs: Iterable[tuple[Row, str]]) -> list[Row]:
     """Return each row once, preceded by a cell that lists all words paired with this row."""
-    return [(", ".join(words), *row) for row, words in gathered(pairs).items()]
+    return [(", ".join(words), *row) for row, words in group_by_key(pairs).items()]
 
 
 def _tasks() -> list[Row]:
@@ -209,11 +209,11 @@ def _tasks() -> list[Row]:
         for kind, file in TASKS_BY_KIND.items()
         for row in dict.fromkeys(map(_metric_row, load_task_class(file)(**EXAMPLES.get(kind, {})).declared_metrics()))
     ]
-    return _gathered(((kinds, *rest), name) for kinds, name, *rest in _gathered(by_kind))
+    return _group_rows(((kinds, *rest), name) for kinds, name, *rest in _group_rows(by_kind))
 
 
 def _directives() -> list[Row]:
-    rows = _gathered(
+    rows = _group_rows(
         ((f"`{name}`", doc), f"`{method.name}`")
         for method in all_methods().values()
         for name, doc in method.rule.directive_docs.items()

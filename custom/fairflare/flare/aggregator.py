@@ -28,7 +28,7 @@ from fairflare.core.states import add_update, check_state, difference
 from fairflare.exchange.messages import STATUS_OK, Message, clean_tensor
 from fairflare.exchange.tensor_file import Layout, layout_of, list_names
 from fairflare.federation.collecting.collector import UNTOLD, Collector, Counts
-from fairflare.federation.collecting.received_state import Incoming, conformed, is_trained
+from fairflare.federation.collecting.received_state import Incoming, conform_state, is_trained
 from fairflare.federation.plan.bounds import Bounds
 from fairflare.flare.messages.wire import META_KEY, NUM_STEPS, decode_model
 from fairflare.methods.base.reports import SENT_BACK, ReportError
@@ -120,13 +120,13 @@ class AsSent:
     def check(self, state: State) -> None:
         """Raise ``ValueError`` if a value of a site's model does not fit the dtype of its tensor at most sites."""
         layout = layout_of(state)
-        conformed = self.collected(state)
+        conformed = self.shape_state(state)
         for name, (dtype, _) in self.common.items():
             if name in layout and layout[name][0] != dtype:
                 _ = conformed[name]
 
-    def collected(self, state: State) -> State:
-        return conformed(state, self.common) if layout_of(state) != self.common else state
+    def shape_state(self, state: State) -> State:
+        return conform_state(state, self.common) if layout_of(state) != self.common else state
 
 
 @settings
@@ -239,7 +239,7 @@ class FairAggregator(Bounds, ModelAggregator):
         is_update, current_round, _ = self._shape.signatures[self.accepted[0]]
         if current_round is not None:
             self._collector.set_round(int(current_round))
-        self._collector.count_by(self._counted())
+        self._collector.count_by(self._count_samples())
         state, self.last_weighing = self._collector.aggregate()
         warnings = [f"site {w.site!r}: {w.text}" if w.site else w.text for w in self._collector.warnings]
         for warning in warnings:
@@ -259,7 +259,7 @@ class FairAggregator(Bounds, ModelAggregator):
             meta={META_KEY: {"sites": self.accepted, "rejected": dict(self.rejected), "warnings": warnings}},
         )
 
-    def _counted(self) -> Counts:
+    def _count_samples(self) -> Counts:
         """Return the number that each accepted site is weighed by, as in FLARE's own FedAvg, with warnings."""
         given = {site: self._counts[site] for site in self.accepted}
         samples = {site: float(number) for site, (number, _) in given.items() if number is not None}

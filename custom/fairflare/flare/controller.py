@@ -39,7 +39,7 @@ from fairflare.flare.messages.memory import job_cell, memory_given_back, replies
 from fairflare.flare.messages.sending import send_in_turns
 from fairflare.flare.messages.wire import META_KEY, TRAINING_KEY, decode_model, encode_model
 from fairflare.flare.tracking import FlareEvents
-from fairflare.methods.base.reports import shortened
+from fairflare.methods.base.reports import shorten_value
 from fairflare.methods.base.rule import Rule
 from fairflare.methods.base.training import LocalTraining
 
@@ -187,7 +187,7 @@ class RoundsController(RunSettings, ModelController):
         why = _unreadable(client_task.client.name, client_task.result)
         if why and isinstance(received, _Received):
             # A site that trains with its own script need not know the task ``check``.
-            unknown = client_task.task.name == TASK_CHECK and why == _answered(client_task.client.name, _UNKNOWN)
+            unknown = client_task.task.name == TASK_CHECK and why == _describe_answer(client_task.client.name, _UNKNOWN)
             received.hand_over(client_task.client.name, says_nothing() if unknown else why)
         super()._process_result(client_task, fl_ctx)
 
@@ -210,7 +210,7 @@ class RoundsController(RunSettings, ModelController):
         FLARE's clients ask first whether a task is still open, so most late answers are not even sent.
         """
         self._seen(client.name)
-        self.info(f"site {client.name!r}: late answer to {shortened(task_name)} is not used")
+        self.info(f"site {client.name!r}: late answer to {shorten_value(task_name)} is not used")
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         super().handle_event(event_type, fl_ctx)
@@ -253,8 +253,8 @@ def _add_own(task: Message, fl_ctx: FLContext) -> None:
     whole.update_shareable(data)
 
 
-def _answered(site: str, code: Any) -> str:
-    return f"site {site!r} answered {printable(code) if isinstance(code, str) else shortened(code)}"
+def _describe_answer(site: str, code: Any) -> str:
+    return f"site {site!r} answered {printable(code) if isinstance(code, str) else shorten_value(code)}"
 
 
 def _unreadable(site: str, result: Shareable) -> str:
@@ -263,7 +263,7 @@ def _unreadable(site: str, result: Shareable) -> str:
         code = result.get_return_code()
         if code and code != ReturnCode.OK:
             blocked = ": a filter at the site blocks this answer" if code == ReturnCode.TASK_RESULT_FILTER_ERROR else ""
-            return f"{_answered(site, code)}{blocked}"
+            return f"{_describe_answer(site, code)}{blocked}"
         FLModelUtils.from_shareable(result)
     except Exception as error:
         return f"site {site!r}: the message cannot be read: {printable(f'{type(error).__name__}: {error}')}"

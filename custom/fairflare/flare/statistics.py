@@ -27,7 +27,7 @@ from nvflare.app_common.statistics.numeric_stats import get_global_stats
 from nvflare.app_common.workflows.statistics_controller import StatisticsController
 from nvflare.fuel.utils import fobs
 
-from fairflare.base.checks import listed, printable
+from fairflare.base.checks import list_names, printable
 from fairflare.base.settings import Flag, PositiveInt, settings
 from fairflare.core.statistics.site_figures import AXES, COUNTS, INTENSITY
 from fairflare.data.datalist import labels_in
@@ -35,9 +35,9 @@ from fairflare.data.decoded import DecodedVolumes
 from fairflare.data.orientation import Orientation
 from fairflare.data.reading import Reading
 from fairflare.federation.site.gate import MIN_CASES
-from fairflare.federation.site.replies import named, reasons
+from fairflare.federation.site.replies import name_site_in_reason, reasons
 from fairflare.federation.site.site_file import SHELL_SETTINGS, SITE_FILE, read_site_file, setting
-from fairflare.methods.base.reports import shortened
+from fairflare.methods.base.reports import shorten_value
 from fairflare.methods.base.site_run import SiteError
 from fairflare.privacy.policy import PRIVACY
 from fairflare.reporting.sites import statistics as figures
@@ -167,7 +167,7 @@ class SiteStatistics(StatisticsController):
             self.take(site, phase, fobs.loads(from_shareable(result).data[phase]))
         except Exception as error:  # a site may send any value, and FLARE's decoder may raise any error
             reason = str(error) if type(error) is ValueError else f"its answer cannot be read ({type(error).__name__})"
-            self.left_out.setdefault(site, named(site, printable(reason)))
+            self.left_out.setdefault(site, name_site_in_reason(site, printable(reason)))
             self.log_warning(fl_ctx, f"left out: {self.left_out[site]}")
 
     def take(self, site: str, phase: str, answer: Any) -> None:
@@ -232,13 +232,13 @@ def _read_features(answer: Any, statistic: str) -> Mapping[str, Any]:
     ):
         raise ValueError(f"{statistic} must be numbers of {DATASET!r} by name")
     if unknown := sorted(map(str, {*by_feature} - {*AXES, *COUNTS})):
-        raise ValueError(f"it sent figures that are not declared: {listed(unknown)}")
+        raise ValueError(f"it sent figures that are not declared: {list_names(unknown)}")
     return by_feature
 
 
 def _whole(name: str, value: Any) -> int:
     if type(value) is not int or not 0 <= value <= MOST_RECORDS:
-        raise ValueError(f"{name} must be a whole number from 0 to {MOST_RECORDS:g}, got {shortened(value)}")
+        raise ValueError(f"{name} must be a whole number from 0 to {MOST_RECORDS:g}, got {shorten_value(value)}")
     return value
 
 

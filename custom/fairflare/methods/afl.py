@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import Positive, settings
-from fairflare.core.aggregation.fair_rules import add_newcomers, finite_or_mean, simplex_projection, updated_share
+from fairflare.core.aggregation.fair_rules import add_newcomers, finite_or_mean, simplex_projection, update_share
 from fairflare.core.weighting import normalise
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
@@ -66,7 +66,7 @@ class AFL(Rule):
         losses = inputs.moderated(losses, "probe_loss")
         held = sum(before[site] for site in inputs.sites)
         moved = simplex_projection({site: before[site] + self.afl_rate * losses[site] for site in inputs.sites}, held)
-        self._lambda = inputs.remembered(normalise(updated_share(before, moved) if held > 0 else before))
+        self._lambda = inputs.remembered(normalise(update_share(before, moved) if held > 0 else before))
         return Weighing(sites=weights, details={"lambda": dict(self._lambda)})
 
 

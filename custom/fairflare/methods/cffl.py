@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from fairflare.base.settings import Positive, Share, settings
-from fairflare.core.aggregation.entries import add_entries, largest_overall, packed
+from fairflare.core.aggregation.entries import add_entries, largest_overall, pack_entries
 from fairflare.core.aggregation.fair_rules import finite_or_mean
 from fairflare.core.aggregation.reputations import cffl_reputations, cffl_shares, whole
 from fairflare.core.states import difference
@@ -163,7 +163,7 @@ class CFFL(Downloads, Steps):
         total = sum(change[name].numel() for name in change)
         parts: dict[str, torch.Tensor] = {}
         for name, mask in largest_overall(change, math.floor(share * total)).items():
-            parts |= packed(name, change[name], mask)
+            parts |= pack_entries(name, change[name], mask)
         return parts
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fairflare.base.settings import BelowOne, Positive, settings
-from fairflare.core.aggregation.entries import add_entries, largest, packed
+from fairflare.core.aggregation.entries import add_entries, largest, pack_entries
 from fairflare.core.aggregation.reputations import cgsv_reputations, cgsv_shares, whole
 from fairflare.core.aggregation.updates import cosines as cosines_of
 from fairflare.core.states import difference, sq_norm
@@ -111,7 +111,7 @@ class CGSV(Downloads):
         parts: dict[str, torch.Tensor] = {}
         for name in change:
             tensor = change[name]
-            parts |= packed(name, tensor, largest(tensor, math.ceil(share * tensor.numel())))
+            parts |= pack_entries(name, tensor, largest(tensor, math.ceil(share * tensor.numel())))
         return parts
 
 

@@ -18,7 +18,7 @@ import torch
 
 from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import NonNegative, NonNegativeInt, Positive, PositiveInt, settings
-from fairflare.core.features.federated_features import classifier_gradient, matched_features, retrained_classifier
+from fairflare.core.features.federated_features import classifier_gradient, match_features, retrain_classifier
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import CLASSES, TRAINING, Field, ReportError
 from fairflare.methods.base.rule import MakesTensors, RoundInputs, State, Weighing, sample_weights
@@ -148,10 +148,10 @@ class CReFF(MakesTensors):
             for name, mean in weighing.means.items()
             if bool(mean.any())
         }
-        self.federated, before, after = matched_features(
+        self.federated, before, after = match_features(
             self.federated, wanted, weight, bias, steps=self.feature_steps, learning_rate=self.feature_rate
         )
-        classifier = retrained_classifier(
+        classifier = retrain_classifier(
             self.federated,
             epochs=self.classifier_epochs,
             learning_rate=self.classifier_rate,

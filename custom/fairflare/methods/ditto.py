@@ -63,7 +63,7 @@ class SecondModel(Home):
 
     model = "of its own besides the common one, and is measured with that"
 
-    def measured(self, run: SiteRun, state: State) -> State:
+    def choose_measured_model(self, run: SiteRun, state: State) -> State:
         return last_kept(run, OWN_MODEL, state) or state
 
     def finish(self, run: SiteRun, model: torch.nn.Module, start: State, local: State) -> dict[str, torch.Tensor]:
@@ -73,7 +73,7 @@ class SecondModel(Home):
         server is told that the own model was lost.
         """
         update = super().finish(run, model, start, local)
-        before = self.measured(run, start)
+        before = self.choose_measured_model(run, start)
         model.load_state_dict(before)
         try:
             self.train(run, model, start)

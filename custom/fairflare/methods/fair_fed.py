@@ -19,7 +19,7 @@ from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import NonNegative, settings
 from fairflare.core.aggregation.fair_rules import fair_fed_gaps, fair_fed_weights
 from fairflare.core.statistics.group_metrics import gaps_of
-from fairflare.core.statistics.group_sums import CONFUSION, Sums, added
+from fairflare.core.statistics.group_sums import CONFUSION, Sums, add_sums
 from fairflare.core.weighting import normalise
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import TRAINING, VALIDATION, Field, ReportError
@@ -150,7 +150,7 @@ class FairFed(Rule):
                 for name in names
             }
             whole = self._gap({
-                name: added([{CONFUSION: factor * sums[CONFUSION]} for factor, sums in pool])
+                name: add_sums([{CONFUSION: factor * sums[CONFUSION]} for factor, sums in pool])
                 for name, pool in pools.items()
             })  # fmt: skip
             gap_by_site = {site: self._gap(by_group) for site, by_group in counts.items()}
@@ -173,7 +173,7 @@ class FairFed(Rule):
         return report
 
     def _gap(self, groups: Mapping[str, Sums]) -> float:
-        return gaps_of(groups, added(list(groups.values()))).get(self.fairfed_gap, math.nan)
+        return gaps_of(groups, add_sums(list(groups.values()))).get(self.fairfed_gap, math.nan)
 
 
 def _counts(report: Mapping[str, Any], site: str) -> dict[str, Sums]:

@@ -169,7 +169,7 @@ class FairLoRA(Rule):
             return change
         step = 1 - self._kept
 
-        def moved(name: str) -> torch.Tensor:
+        def move_values(name: str) -> torch.Tensor:
             values = change[name]
             match = VALUES.fullmatch(name)
             if match and match["layer"] in groups:
@@ -178,7 +178,7 @@ class FairLoRA(Rule):
                 values = torch.cat([of_all.mean(0), values[middle:]])
             return values * step
 
-        return Made(change, moved)
+        return Made(change, move_values)
 
 
 def _images(report: Mapping[str, Any], group: int) -> float:

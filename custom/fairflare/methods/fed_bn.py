@@ -36,9 +36,9 @@ class FedBNTraining(LocalTraining):
     @property
     def home(self) -> Home:
         doc = "scale, shift and running statistics of the norms (`norms`: which kinds)"
-        return Home(self, self._named, doc)
+        return Home(self, self._list_norms, doc)
 
-    def _named(self, model: torch.nn.Module) -> list[str]:
+    def _list_norms(self, model: torch.nn.Module) -> list[str]:
         if self.norms == "auto":
             return norm_tensors(model, "batch") or norm_tensors(model, "all")
         return norm_tensors(model, self.norms)

@@ -55,7 +55,7 @@ class FedLF(Rule):
         square = torch.stack([by_layer[layer] @ layers[layer] @ by_layer[layer] for layer in layers]).sum()
         whole = torch.stack([*layers.values()]).sum(0)  # its mean is the squared length of the plain mean change
         scale = (whole.mean() / square).sqrt() if square > EQUAL**2 * whole.diagonal().max() else 1.0
-        factors = {layer: bounded(inputs, scale * factor) for layer, factor in by_layer.items()}
+        factors = {layer: bound_factors(inputs, scale * factor) for layer, factor in by_layer.items()}
         self._direction = partial(direction, inputs, inputs.start(self), factors)
         return Weighing(sites=uniform_weights(inputs.sites), details={"factors": factors})
 
@@ -64,7 +64,7 @@ class FedLF(Rule):
         return change if chosen is None else Made(change, chosen)
 
 
-def bounded(inputs: RoundInputs, factors: torch.Tensor) -> SiteWeights:
+def bound_factors(inputs: RoundInputs, factors: torch.Tensor) -> SiteWeights:
     """Return a layer's factors by site; none exceeds, in size, a site's largest allowed share of all factors."""
     sizes = inputs.bounded(normalise(dict(zip(inputs.sites, factors.abs().tolist(), strict=True))))
     total = float(factors.abs().sum())

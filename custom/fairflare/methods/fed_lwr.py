@@ -29,7 +29,7 @@ from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import ReportError
 from fairflare.methods.base.rule import LayerWeights, RoundInputs, SeesModel, State, TwoPhase, Weighing
 from fairflare.methods.parts.anchor_report import ANCHOR_FIELDS, FromPreset, LayerSimilarityReport, Preset
-from fairflare.methods.parts.layer_scores import Scores, filled, spread_layer
+from fairflare.methods.parts.layer_scores import Scores, fill_scores, spread_layer
 
 if TYPE_CHECKING:
     from fairflare.base.task import Task
@@ -125,7 +125,7 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
         known = {site: scores for site, scores in self._last_scores.items() if site in inputs.sites}
         if not known:
             log.warning("Fed-LWR, round %d: no site reported about the anchor; equal weights", inputs.current_round)
-        return filled(known, inputs.sites, layers)
+        return fill_scores(known, inputs.sites, layers)
 
     def _weights(self, scores: Scores) -> LayerWeights:
         """Return the layer weights of Eq. 5, mixed with the share ``mix`` of uniform weights."""

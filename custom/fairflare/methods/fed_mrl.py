@@ -33,14 +33,14 @@ from fairflare.methods.parts.mu_policy import SHOWN, MuPolicy, QMixMu
 from fairflare.methods.parts.probes import MAX_LOSS
 from fairflare.methods.parts.weightings import BySamples, BySom, Weighting
 
-__all__ = ["METHODS", "FairProximalTraining", "FedMRL", "winsorised"]
+__all__ = ["METHODS", "FairProximalTraining", "FedMRL", "winsorise"]
 
 log = logging.getLogger(__name__)
 WIDTH = 4.0  # in the mean loss F, a site's loss is limited to [median / WIDTH, WIDTH * median]
 REACH = 1.0  # in the mean loss F, a site's loss is also limited to [median - REACH, median + REACH]
 
 
-def winsorised(values: Mapping[str, float]) -> dict[str, float]:
+def winsorise(values: Mapping[str, float]) -> dict[str, float]:
     """Return the values, limited to [m - 1, m + 1] and to [m / 4, 4 m], with m their median.
 
     Thus no minority of the sites can move the mean by 1/2 or more. A shift of 1/2 would let the default fairness term
@@ -174,7 +174,7 @@ class FedMRL(Rule):
         if not finite:
             return None
         if self.fair_mean == "winsorised":
-            before, finite = finite, winsorised(finite)
+            before, finite = finite, winsorise(finite)
             moved = [f"{s!r} {before[s]:g} as {finite[s]:g}" for s in finite if finite[s] != before[s]]
             if moved:
                 warnings.append(f"losses far from the median count in F only in part: {few(moved, SHOWN)}")

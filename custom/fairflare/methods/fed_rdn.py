@@ -32,13 +32,13 @@ class OwnStatistics(Home):
     """Measure the means and deviations of the site's training images once, and store them at the site."""
 
     def begin(self, run: SiteRun, model: torch.nn.Module, received: State) -> dict[str, torch.Tensor]:
-        from fairflare.core.features.input_norm import pooled
+        from fairflare.core.features.input_norm import pool_pixels
 
         state = super().begin(run, model, received)
         if f"{NORM}.running_mean" not in state:
             raise SiteError(f"site {run.site!r}: fed_rdn needs a network of FairFlare's tasks, with adapters=fed_rdn")
         if not int(state[f"{NORM}.num_batches_tracked"]):
-            statistics = pooled(run.data.batches("training", batch_size=self.half.batch_size))
+            statistics = pool_pixels(run.data.batches("training", batch_size=self.half.batch_size))
             for name, value in zip(("running_mean", "running_var"), statistics or (), strict=False):
                 state[f"{NORM}.{name}"] = value.to(state[f"{NORM}.{name}"])
             state[f"{NORM}.num_batches_tracked"] = torch.tensor(1)

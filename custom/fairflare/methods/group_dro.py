@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fairflare.base.settings import NonNegative, Positive, settings
-from fairflare.core.statistics.group_metrics import exponentiated
+from fairflare.core.statistics.group_metrics import exponentiate
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import ReportError
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
@@ -127,8 +127,8 @@ class GroupDRO(Rule):
         return report
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        losses, images = self._pooled(inputs)
-        moved = exponentiated(
+        losses, images = self._pool_groups(inputs)
+        moved = exponentiate(
             self._q, {key: loss + self.dro_adjustment / math.sqrt(images[key]) for key, loss in losses.items()},
             self.dro_rate,
         )  # fmt: skip
@@ -147,7 +147,7 @@ class GroupDRO(Rule):
         held = {site: self._q.get(site, 1 / len(inputs.sites)) for site in inputs.sites}
         return Weighing(sites={site: q / math.fsum(held.values()) for site, q in held.items()}, details=details)
 
-    def _pooled(self, inputs: RoundInputs) -> tuple[dict[str, float], dict[str, float]]:
+    def _pool_groups(self, inputs: RoundInputs) -> tuple[dict[str, float], dict[str, float]]:
         """Return mean loss and number of images, over all sites, of each group that at least one site reports.
 
         A site whose number of groups differs from that of most sites is ignored.

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fairflare.base.disk.files import save_torch, sha256_of, write_whole
-from fairflare.base.machine.memory_reuse import reused_memory
+from fairflare.base.machine.memory_reuse import reuse_memory
 from fairflare.core.features.batch_norms import (
     Unmeasurable,
     measure,
@@ -110,7 +110,7 @@ def adapt(predictor: Predictor, files: Sequence[Path]) -> Adapted:
     measured = [name for name in every if name not in chosen]  # these stay as the sites trained them
     of_run = len(measured)
     try:
-        with torch.no_grad(), reused_memory(predictor.device.type):
+        with torch.no_grad(), reuse_memory(predictor.device.type):
             recalibrate(predictor.network, batches, measured=measured)
     except Unmeasurable as error:
         raise ValueError(f"{predictor.model.path}: {error} on these images") from error

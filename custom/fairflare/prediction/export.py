@@ -26,7 +26,7 @@ from fairflare.core.plans.document import FULL, READER, resampling
 from fairflare.prediction.masks import labels_of
 from fairflare.prediction.predictor import Predictor
 from fairflare.tasks.adapters import merge_adapters
-from fairflare.tasks.networks import Classifier, defined, encoder_definition, mismatch
+from fairflare.tasks.networks import Classifier, encoder_definition, make_network, mismatch
 from fairflare.tasks.shared.classes import ClassTask
 from fairflare.tasks.volumes.nnunet import NnUNetTask
 from fairflare.tasks.volumes.plain_unet import PlainUNet
@@ -142,7 +142,7 @@ def _bundle(predictor: Predictor, folder: Path, words: Words, images: torch.Tens
     from fairflare.tasks.bundles.sealed import shipped_classes
 
     (definition, state, steps), (_, channels, *size) = _define_for_monai(predictor), words["input"]["shape"]
-    if problems := mismatch(defined(definition).state_dict(), state):
+    if problems := mismatch(make_network(definition).state_dict(), state):
         raise ValueError(f"its network is not MONAI's alone ({problems}); write it as torchscript or onnx")
     window = {"_target_": "SlidingWindowInferer", "roi_size": size, "sw_batch_size": 1, "mode": "gaussian"}
     windows, named = words["output"]["windows"], dict(enumerate(words["output"]["names"]))
@@ -182,10 +182,10 @@ def _bundle(predictor: Predictor, folder: Path, words: Words, images: torch.Tens
     sealed = Bundle(folder, ["inference"], sealed=shipped_classes())
     parts = {key: sealed.make(key) for key in ("network", "inferer", "preprocessing", "postprocessing")}
     parts["network"].load_state_dict(state)
-    return [partial(_inferred, make) for make in (parser.get_parsed_content, parts.__getitem__)]
+    return [partial(_infer, make) for make in (parser.get_parsed_content, parts.__getitem__)]
 
 
-def _inferred(make: Callable[[str], Any], inputs: torch.Tensor) -> torch.Tensor:
+def _infer(make: Callable[[str], Any], inputs: torch.Tensor) -> torch.Tensor:
     """Return what a bundle's inferer gets from its network for images in the form that FairFlare's network takes."""
     images = torch.stack([make("preprocessing")({"image": image.clone()})["image"] for image in inputs])
     return cast("torch.Tensor", make("inferer")(images, make("network").eval()))

@@ -17,7 +17,7 @@ from fairflare.base.disk.files import write_whole
 from fairflare.data.datalist import Sample
 from fairflare.data.geometry import tag_turn
 from fairflare.data.image_file import ARRAYS, ORIENTATION, SUFFIXES, VOLUMES, Dicom, image_file, suffix_of
-from fairflare.data.orientation import Turn, back, turned
+from fairflare.data.orientation import Turn, back, turn_view
 from fairflare.data.reading import PLAIN, Reading, read_image
 from fairflare.tasks.placing import back_in_place
 from fairflare.tasks.shared.structures import StructureTask
@@ -61,7 +61,7 @@ def resize_labels(labels: torch.Tensor, height: int, width: int, resize: str = "
     return back_in_place(labels[None].to(torch.float64), (height, width), resize)[0].to(torch.int64).numpy()
 
 
-def coded(labels: npt.NDArray[np.int64], task: StructureTask, file: Path) -> npt.NDArray[Any]:
+def code_labels(labels: npt.NDArray[np.int64], task: StructureTask, file: Path) -> npt.NDArray[Any]:
     """Replace labels by the values that training masks have in files of this type, in the smallest integer type."""
     values = {label: label for label in labels_of(task)} | {0: 0}
     if task.mask_values is not None:  # of several values with the same label, the smallest is written
@@ -128,7 +128,7 @@ def write_mask(path: Path, mask: npt.NDArray[Any], image: Path, turn: Turn | Non
     """
     ending = suffix_of(path)
     tag = image_file(image).facts().grid.tag
-    mask = np.ascontiguousarray(turned(turned(mask, back(turn)), back(tag_turn(tag))))
+    mask = np.ascontiguousarray(turn_view(turn_view(mask, back(turn)), back(tag_turn(tag))))
     if ending in VOLUMES:
         content = _make_like(image, mask.swapaxes(0, 1)).to_bytes()
         content = gzip.compress(content, mtime=0) if ending == ".nii.gz" else content

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from fairflare.base.machine.memory_reuse import reused_memory
+from fairflare.base.machine.memory_reuse import reuse_memory
 from fairflare.base.task import evaluating
 from fairflare.core.features.batch_norms import MEAN, VARIANCE, registered_names
 from fairflare.core.features.input_norm import NAME
@@ -110,7 +110,7 @@ class Predictor:
         count = slices_in(file, how=self.task.reading())
         further = (more,) if more else ()  # a user's own read_input may take one file
         numbers: Sequence[int | None] = [None] if count is None else list(range(count))
-        with reused_memory(self.device.type):
+        with reuse_memory(self.device.type):
             for start in range(0, len(numbers), BATCH):
                 chosen = numbers[start : start + BATCH]
                 read: Any = self.task

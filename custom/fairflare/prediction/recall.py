@@ -64,7 +64,7 @@ def recall(
     if bundle is not None:
         cls = bundle_class(bundle, task_file=task_file)
     elif task_file is None:
-        cls = _packaged(record, user_code, folder, or_give)
+        cls = _find_packaged_task(record, user_code, folder, or_give)
         user_code = []
     else:
         cls = load_task_class(task_file)
@@ -85,7 +85,7 @@ def recall(
     return Recalled(task, user_code, _doubts(record, task_file))
 
 
-def _packaged(record: Mapping[str, Any], user_code: list[str], folder: Path, or_give: str) -> type[Task]:
+def _find_packaged_task(record: Mapping[str, Any], user_code: list[str], folder: Path, or_give: str) -> type[Task]:
     path = str(record.get("class", ""))
     task_file = next(
         (p for p in (folder / RESULTS_FOLDER / TASK_FILE, folder / "app_server/custom/task.py") if p.is_file()), None

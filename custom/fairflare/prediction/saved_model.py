@@ -135,23 +135,23 @@ def read_model(path: Path) -> SavedModel:
     """
     state = read_checkpoint(path)
     content = {} if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
-    conf = _typed(content.get("train_conf") if isinstance(content, Mapping) else None, Mapping, {})
+    conf = _read_typed(content.get("train_conf") if isinstance(content, Mapping) else None, Mapping, {})
     return SavedModel(
         path,
         state,
-        _typed(conf.get("round"), int, None),
+        _read_typed(conf.get("round"), int, None),
         str(conf.get("method", "")),
-        _typed(conf.get("task"), Mapping, {}),
+        _read_typed(conf.get("task"), Mapping, {}),
         # If the server does not know the sites' training, only the results file tells whether models are personal.
         personal=PERSONAL in (conf.get("measured"), results_beside(path).info.measured),
-        at_sites=_typed(conf.get("stays_at_sites"), int, 0),
-        adapted=_typed(_typed(conf.get("adapted"), Mapping, {}).get("pictures"), int, 0),
+        at_sites=_read_typed(conf.get("stays_at_sites"), int, 0),
+        adapted=_read_typed(_read_typed(conf.get("adapted"), Mapping, {}).get("pictures"), int, 0),
         exchange=dict(conf.get("exchange") or {}),
         validated=conf.get("validated") is not False,
     )
 
 
-def _typed(value: Any, kind: type[Any], usual: Any) -> Any:
+def _read_typed(value: Any, kind: type[Any], usual: Any) -> Any:
     """Return a value of a file if it is of its kind, else the usual one."""
     return value if isinstance(value, kind) else usual
 

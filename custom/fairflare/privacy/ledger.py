@@ -26,7 +26,7 @@ from typing import Any
 from fairflare import __version__
 from fairflare.base.checks import first_of
 from fairflare.base.disk.files import append, flush_to_disk, private_folder, safe_name, write_whole
-from fairflare.base.disk.locks import Held, locked
+from fairflare.base.disk.locks import Held, hold_lock
 from fairflare.methods.base.site_run import SiteError
 
 log = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ class Ledger:
                 "cases": digest, "epsilon_after": after, "accountant": accountant,
                 "version": __version__, "prev": _hash(lines),
             }  # fmt: skip
-            lines.append(self._signed(record))
+            lines.append(self._sign(record))
             append(self.folder / LEDGER, lines[-1], sum(map(len, lines[:-1])))  # without a line that a crash has cut
             self._set_head(lines)
             self.last = _hash(lines)
@@ -221,7 +221,7 @@ class Ledger:
         """Hold the ledger's lock, if there is a ledger or one begins; refuse if it is held, or opacus not installed."""
         try:
             with (
-                locked(self.head.with_suffix(".lock"), f"process {os.getpid()} (privacy ledger)", WAIT, needed=True)
+                hold_lock(self.head.with_suffix(".lock"), f"process {os.getpid()} (privacy ledger)", WAIT, needed=True)
                 if begins or self._there
                 else nullcontext()
             ):
@@ -256,7 +256,7 @@ class Ledger:
         for number, line in enumerate(lines):
             try:
                 record = json.loads(line)
-                good = line == self._signed({k: v for k, v in record.items() if k != "mac"})
+                good = line == self._sign({k: v for k, v in record.items() if k != "mac"})
                 good = good and (record["seq"], record["prev"]) == (number + 1, _hash(lines[:number]))
             except (AttributeError, KeyError, TypeError, ValueError):
                 good = False
@@ -314,7 +314,7 @@ class Ledger:
         head = json.dumps({"seq": len(lines), "hash": _hash(lines)})
         write_whole(self.head, lambda path: path.write_text(head, "utf-8"))
 
-    def _signed(self, record: Mapping[str, Any]) -> bytes:
+    def _sign(self, record: Mapping[str, Any]) -> bytes:
         """Return a record as a ledger line that includes the HMAC of its content."""
         plain = json.dumps(dict(record), sort_keys=True)
         signed = {**record, "mac": self._code(plain.encode(), b"line").hexdigest()}

@@ -117,7 +117,7 @@ def declares(kind: type) -> bool:
     return False
 
 
-def counted(kind: type) -> bool:
+def can_account(kind: type) -> bool:
     """Return whether differential privacy can account for a method's site half, its training at the sites.
 
     The half must declare this, and must not override the training loop. It may override the step if it says how many
@@ -181,7 +181,7 @@ class Private:
             BudgetRefused: training, task, a setting or the network does not allow it, the budget is spent, or the
                 ledger cannot be trusted.
         """
-        spending = self._planned(training, run, model)
+        spending = self._plan_spending(training, run, model)
         cases, left = run.data.identities("training"), run.num_rounds - run.current_round
         self._lasts = self.ledger.lasts(cases, spending, left)
         self._noise = (self.own.reports or 0.0) / (len(PrivateUnits.find(run.data, "test").members) or math.inf)
@@ -203,7 +203,7 @@ class Private:
             BudgetRefused: the cost cannot be counted, the budget is spent, or the ledger cannot be trusted.
         """
         settings = self.own
-        spending = self._planned(training, run, model)
+        spending = self._plan_spending(training, run, model)
         after = self.ledger.reserve(run.data.identities("training"), spending, self._names)
         self._after[request.current_round] = after
         log.info("site %s: round %d: epsilon %.4f of %g", self.site, request.current_round, after, settings.epsilon)
@@ -211,7 +211,7 @@ class Private:
             PrivateUnits.find(run.data)
         )
 
-    def _planned(self, training: Any, run: SiteRun, model: torch.nn.Module) -> Spending:
+    def _plan_spending(self, training: Any, run: SiteRun, model: torch.nn.Module) -> Spending:
         """Return what a round of training will spend; refuse what cannot be counted, naming the setting and remedy."""
         for problem in refusals(self._facts(training, run, model), [PRIVATE]):
             raise BudgetRefused(self.site, problem)
@@ -229,10 +229,10 @@ class Private:
         for name, distances in self._asked.items():
             values, *base = (losses_at(run, units, model, received, distance) for distance in distances)
             rise = [there - here for there, here in zip(values, *base, strict=True)] if base else values
-            released[name] = self._released(name, rise, -LOSS_BOUND if base else 0.0, LOSS_BOUND)
+            released[name] = self._release(name, rise, -LOSS_BOUND if base else 0.0, LOSS_BOUND)
         return released
 
-    def measured(self, run: SiteRun, model: torch.nn.Module, split: str) -> dict[str, float]:
+    def measure(self, run: SiteRun, model: torch.nn.Module, split: str) -> dict[str, float]:
         """Return one metric of a model on a split with noise, the others as NaN; all are NaN if the budget is spent.
 
         The one metric is the primary metric if that is a mean over images, else the first declared metric that is.
@@ -251,9 +251,9 @@ class Private:
             return metrics
         each = measure_units(run, units, split, partial(run.task.evaluate, model, device=run.device), metrics)
         values = [figures.get(shown.name, math.nan) for figures in each]
-        return metrics | {shown.name: self._released(shown.name, values, shown.low, shown.high)}
+        return metrics | {shown.name: self._release(shown.name, values, shown.low, shown.high)}
 
-    def _released(self, name: str, values: list[float], low: float, high: float) -> float:
+    def _release(self, name: str, values: list[float], low: float, high: float) -> float:
         noisy = noisy_mean(values, low, high, self.own.reports or math.inf)
         self._noisy.append((name, noisy))
         return noisy
@@ -281,7 +281,7 @@ class Private:
         kind, task = type(training), run.task
         return {name: getattr(training, name) for name in field_names(kind)} | {
             PRIVACY: True,
-            "uncounted": "" if counted(kind) else kind.__name__,
+            "uncounted": "" if can_account(kind) else kind.__name__,
             "undeclared": "" if declares(type(task)) else type(task).__name__,
             "computes_in": run.computing.precision,
             "batch_norm": next(iter(running_statistics(model)), ""),

@@ -15,9 +15,9 @@ from functools import partial
 
 import torch
 
-from fairflare.base.checks import gathered
+from fairflare.base.checks import group_by_key
 from fairflare.base.site_data import SiteData
-from fairflare.methods.base.local_loop import Trained, check_finite, continued_optimizer
+from fairflare.methods.base.local_loop import Trained, check_finite, continue_optimizer
 from fairflare.methods.base.site_run import SiteRun
 from fairflare.methods.base.training import LocalTraining
 from fairflare.privacy.secret import SecretDraws
@@ -42,7 +42,7 @@ class PrivateUnits:
     def find(cls, data: SiteData, split: str = "training") -> PrivateUnits:
         """Return the units of a training list that privacy protects: patients wherever the data name them."""
         cases = data.cases(split) or [("image", str(k)) for k in range(data.num_samples(split))]
-        members = gathered((case, number) for number, case in enumerate(cases))
+        members = group_by_key((case, number) for number, case in enumerate(cases))
         kinds = {case[0] if isinstance(case, tuple) else "case" for case in cases}
         return cls(kinds.pop() if len(kinds) == 1 else "case", list(members.values()))
 
@@ -87,7 +87,7 @@ class PrivateLoop:
         torch.manual_seed(run.seed)  # seeds only dropout, which need not be secret
         model.train()
         training.begin_round(run, model)
-        optimizer = continued_optimizer(training, run, model, MOMENTS)
+        optimizer = continue_optimizer(training, run, model, MOMENTS)
         chance, steps = units.plan(training)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         for _ in range(steps):

@@ -288,7 +288,7 @@ class RunResults(ResultsPart):
     rounds: list[Annotated[RoundRecord, BeforeValidator(_drop_null)]] = []
 
     @model_validator(mode="after")
-    def _joined(self) -> RunResults:
+    def _join_inequality(self) -> RunResults:
         for site, cell in self.columns.get(LAST, {}).get(self.inequality.metric, {}).items():
             if found := self.inequality.sites.get(site):
                 found.value, found.low, found.high, found.test_cases = cell.value, cell.low, cell.high, cell.cases

@@ -15,23 +15,23 @@ from fairflare.core.statistics.footing import ADJUSTED
 from fairflare.core.statistics.intervals import FEW, LEVEL
 from fairflare.reporting.documents import Inequality, RunResults
 from fairflare.reporting.groups import attributes_of, gap_sentences, gaps_at, has_interval
-from fairflare.reporting.layout import counted, interval, listed, number, p_value
-from fairflare.reporting.no_effect import nothing_learnt, undetected_parts
+from fairflare.reporting.layout import format_count, interval, join_parts, number, p_value
+from fairflare.reporting.no_effect import find_undetected_parts, nothing_learnt
 from fairflare.reporting.notes import attendance, missing_values, private_notes
 from fairflare.reporting.sites.clinical import clinical_words
 from fairflare.reporting.sites.own_models import SHOULD, SHOULD_NOT, advice_sentences
-from fairflare.reporting.standing import more_unequal, note_footing, tested
+from fairflare.reporting.standing import find_test, more_unequal, note_footing
 from fairflare.reporting.values import (
+    are_compared,
     collect_by_site,
-    compared,
     declared_direction,
+    find_suppressed,
     metrics_of,
     missing_reason,
     rests_on,
     site_columns,
     spell_metric,
     summary_of,
-    suppressed_of,
 )
 
 #: Kinds of findings, in the order in which they are said.
@@ -56,7 +56,7 @@ class Finding:
     figures: Mapping[str, Any] = field(default_factory=dict)
 
 
-def ordered(findings: Iterable[Finding]) -> list[Finding]:
+def order_findings(findings: Iterable[Finding]) -> list[Finding]:
     """Return findings sorted by kind, in the order of :data:`ORDER`; findings of one kind keep their order."""
     return sorted(findings, key=lambda finding: ORDER.index(finding.kind))
 
@@ -73,9 +73,9 @@ def run_findings(results: RunResults, metric: str | None = None) -> list[Finding
     if site_columns(results):
         chosen = metric or metrics_of(results)[0]
         primary, nothing = chosen == results.info.primary_metric, nothing_learnt(results, chosen)
-        parts = undetected_parts(results) if primary and not nothing else {}
+        parts = find_undetected_parts(results) if primary and not nothing else {}
         nowhere = Finding(
-            NOWHERE, f"Found nowhere, 0 at every site that has it: {listed(parts.values())}.", {"metrics": [*parts]}
+            NOWHERE, f"Found nowhere, 0 at every site that has it: {join_parts(parts.values())}.", {"metrics": [*parts]}
         )
         findings += [
             *(Finding(NOTHING, text, {"metric": chosen}) for text in nothing),
@@ -84,12 +84,12 @@ def run_findings(results: RunResults, metric: str | None = None) -> list[Finding
             *(one for one in site_findings(results, chosen) if one.kind != CHANCE or not nothing),
             *(_people(results) if primary else []),
         ]
-    return ordered([*findings, *_next_steps(results, findings)])
+    return order_findings([*findings, *_next_steps(results, findings)])
 
 
 def _status(results: RunResults) -> list[Finding]:
     """Return a finding if a run did not complete, or has no test; else an empty list."""
-    rounds = counted(len(results.rounds), "round")
+    rounds = format_count(len(results.rounds), "round")
     text = " ".join(true_texts({
         f"The run FAILED after {rounds}: {(results.reason or 'no reason is recorded').rstrip('.')}.": (
             results.status == "failed"
@@ -125,13 +125,13 @@ def missing_parts(results: RunResults, metric: str, primary: bool, sites: Collec
 
 def site_findings(results: RunResults, metric: str) -> list[Finding]:
     """Return findings on sites behind and ahead, then on the last site and whether chance explains its place."""
-    test, name = tested(results, metric), spell_metric(metric) + rests_on(results, metric)
+    test, name = find_test(results, metric), spell_metric(metric) + rests_on(results, metric)
     if not test:
-        return _untested(results, metric, name)
+        return _find_untested(results, metric, name)
     findings = [
         Finding(
             BEYOND,
-            f"In {name}, {listed(place_in_words(test, site) for site in sites)} "
+            f"In {name}, {join_parts(place_in_words(test, site) for site in sites)} "
             f"{'are' if sites[1:] else 'is'} {side} by more than chance explains.",
             {"metric": metric, side: {site: _figures(test, site) for site in sites}},
         )
@@ -185,7 +185,7 @@ def _figures(test: Inequality, site: str) -> dict[str, Any]:
     return {key: getattr(test.sites[site], key) for key in ("value", "expected", "low", "high", "p_value")}
 
 
-def _untested(results: RunResults, metric: str, name: str) -> list[Finding]:
+def _find_untested(results: RunResults, metric: str, name: str) -> list[Finding]:
     """Return a finding on the site with the worst value where no test says whether it is behind."""
     if declared_direction(results, metric) is None or not collect_by_site(results, metric):
         return []
@@ -204,11 +204,11 @@ def _untested(results: RunResults, metric: str, name: str) -> list[Finding]:
 def _why_untested(results: RunResults, metric: str) -> str:
     """Return the reason why no test says which site is behind in a metric."""
     info, inequality = results.info, results.inequality
-    home = [f"{site} ({missing_reason(results, metric, site)})" for site in sorted(suppressed_of(results, metric))]
-    adjusted = results.footing.how == ADJUSTED and compared(results, metric)
+    home = [f"{site} ({missing_reason(results, metric, site)})" for site in sorted(find_suppressed(results, metric))]
+    adjusted = results.footing.how == ADJUSTED and are_compared(results, metric)
     return first_of({
         f"only {spell_metric(info.primary_metric)} is tested": metric != info.primary_metric,
-        f"{spell_metric(metric)} stays at {listed(home)}": not inequality and home,
+        f"{spell_metric(metric)} stays at {join_parts(home)}": not inequality and home,
         "under differential privacy nothing is sent that is not counted": not inequality and info.privacy,
         "the task does not say how its metric is made of images (Metric.mean_of_images)": not inequality,
         "how sure an adjusted figure is is not known": adjusted,
@@ -257,10 +257,10 @@ def _next_steps(results: RunResults, findings: Sequence[Finding]) -> list[Findin
         "is compared": NOTHING in kinds,
         "see whether all sites label alike what was found nowhere (fairflare check-data), and train longer; averages "
         "do not show that it is missing": NOWHERE in kinds,
-        f"use the own model at {listed(own)}, and the common one elsewhere": own,
+        f"use the own model at {join_parts(own)}, and the common one elsewhere": own,
         "see over several seeds whether another method has smaller gaps between these groups (fairflare compare, with "
         "the same groups)": "gaps" in beyond,
-        f"see over several seeds whether another method serves {listed(beyond.get('behind', ()))} "
+        f"see over several seeds whether another method serves {join_parts(beyond.get('behind', ()))} "
         "better (docs/which_method.md, fairflare compare)": "behind" in beyond,
         "this is one run, which cannot say how much of it is luck of the seed (fairflare compare --seeds 3)": (
             results.status == "completed" and results.info.num_rounds != 0

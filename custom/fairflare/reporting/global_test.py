@@ -47,7 +47,7 @@ def global_test(
     ]
     if not sites:
         return [], {"reason": reason, "lists": []}
-    whole = sites[0] if len(sites) == 1 else _pooled(sites, means, groups)
+    whole = sites[0] if len(sites) == 1 else _pool_lists(sites, means, groups)
     low, high = info.get("metric_range") or (None, None)
     ends = whole.interval(-math.inf if low is None else low, math.inf if high is None else high)
     more: dict[str, Any] = {"low": ends[0], "high": ends[1], "cases": whole.said.get("test_cases")}
@@ -62,7 +62,9 @@ def global_test(
     return cells, {"reason": reason, "lists": lists}
 
 
-def _pooled(sites: Sequence[ComparedSite], means: Collection[str], groups: Mapping[str, Sequence[int]]) -> ComparedSite:
+def _pool_lists(
+    sites: Sequence[ComparedSite], means: Collection[str], groups: Mapping[str, Sequence[int]]
+) -> ComparedSite:
     """Return the figures over all lists together, without those that sums cannot give or that a site lacks."""
     counts = {key: [site.said.get(key) for site in sites] for key in ("images", "test_cases")}
     numbers: dict[str, Any] = {key: None if None in known else sum(known) for key, known in counts.items()}

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fairflare.base.checks import few, first_of, gathered
+from fairflare.base.checks import few, first_of, group_by_key
 from fairflare.core.cells import SUPPRESSED, Cell, Vector, pivot
 from fairflare.core.statistics.group_intervals import Ends, gap_intervals, intervals_of
 from fairflare.core.statistics.group_metrics import (
@@ -16,17 +16,17 @@ from fairflare.core.statistics.group_metrics import (
     SCALED,
     WITHIN,
     cases_of,
+    find_undefined_rates,
     gap_within,
     gaps_of,
     images_of,
     metrics_of,
-    undefined_rates,
     worst_of,
 )
-from fairflare.core.statistics.group_sums import CASES, FOLDS, IMAGES, Sums, add_parts, added, leave_each_out
+from fairflare.core.statistics.group_sums import CASES, FOLDS, IMAGES, Sums, add_parts, add_sums, leave_each_out
 from fairflare.core.statistics.intervals import FEW, LEVEL, degrees_of_folds, rescale_folds
 from fairflare.reporting.documents import RunResults
-from fairflare.reporting.layout import MISSING, Shown, Table, interval, listed, number
+from fairflare.reporting.layout import MISSING, Shown, Table, interval, join_parts, number
 from fairflare.reporting.layout import Cell as Entry
 from fairflare.reporting.values import spell_metric, withheld_reason
 
@@ -60,11 +60,11 @@ def summarise_groups(sums: At, kept: Mapping[str, Sequence[str]]) -> tuple[list[
     """
     names = dict.fromkeys(name for of in sums.values() for name in of)
     cells, vectors = list[Cell](), list[Vector]()
-    for attribute, groups in gathered((name.partition("=")[0], name) for name in names).items():
+    for attribute, groups in group_by_key((name.partition("=")[0], name) for name in names).items():
         at = {site: {name.partition("=")[2]: own[name] for name in groups if name in own} for site, own in sums.items()}
         for site in sorted({*at} - {POOLED}):
             cells += _summarise(site, attribute, {group: add_parts(of) for group, of in at[site].items()})
-        of_all, more = _pooled(attribute, at)
+        of_all, more = _pool_sites(attribute, at)
         cells, vectors = cells + of_all, vectors + more
     withheld = [(site.replace(POOLED, ""), *name.partition("/")[::2]) for site, own in kept.items() for name in own]
     return [*cells, *(Cell("", s, group=group, part=part, reason=SUPPRESSED) for s, group, part in withheld)], vectors
@@ -72,7 +72,7 @@ def summarise_groups(sums: At, kept: Mapping[str, Sequence[str]]) -> tuple[list[
 
 def _summarise(site: str, attribute: str, own: Mapping[str, Sums]) -> list[Cell]:
     """Return the figures of the groups of one site, or of all sites together."""
-    whole, known = added(list(own.values())), _drop_unknown(own)
+    whole, known = add_sums(list(own.values())), _drop_unknown(own)
     figures = [
         Cell(metric, site, group=f"{attribute}={group}", value=value, low=low, high=high, cases=cases_of(of))
         for group, of in [*own.items(), ("", whole)] if of
@@ -97,10 +97,10 @@ def _drop_unknown(own: Mapping[str, Sums]) -> dict[str, Sums]:
 
 def _together(at: At) -> dict[str, Sums]:
     groups = dict.fromkeys(group for own in at.values() for group in own)
-    return {group: added([own[group] for own in at.values() if group in own]) for group in groups}
+    return {group: add_sums([own[group] for own in at.values() if group in own]) for group in groups}
 
 
-def _pooled(attribute: str, at: At) -> tuple[list[Cell], list[Vector]]:
+def _pool_sites(attribute: str, at: At) -> tuple[list[Cell], list[Vector]]:
     """Return the figures of all sites together.
 
     Gaps are computed within the sites too, and all gaps again without each part of the cases in turn.
@@ -122,7 +122,7 @@ def _pooled(attribute: str, at: At) -> tuple[list[Cell], list[Vector]]:
             _gap("", attribute, name, gap, {name: lowest}, ends),
             *(Cell(name.replace(f"_gap{WITHIN}", OF_BOTH), s, group=attribute, value=one) for s, one in differ.items()),
         ]
-    for key, groups in undefined_rates(_drop_unknown(together)).items():
+    for key, groups in find_undefined_rates(_drop_unknown(together)).items():
         rate, _, label = key.rpartition(" ")
         cells += [Cell(rate, group=f"{attribute}={group}", part=label, reason="undefined") for group in groups]
     return cells, [Vector(name, group=attribute, unit=PARTS, values=values) for name, values in without.items()]
@@ -131,7 +131,7 @@ def _pooled(attribute: str, at: At) -> tuple[list[Cell], list[Vector]]:
 def _gaps(at: At) -> tuple[dict[str, float], dict[str, tuple[float, str, dict[str, float]]]]:
     """Return all gaps by name, and each gap within sites with its value, lower group and difference at each site."""
     together = _together(at)
-    gaps = gaps_of(_drop_unknown(together), added(list(together.values())))
+    gaps = gaps_of(_drop_unknown(together), add_sums(list(together.values())))
     known = {
         site: {group: {CASES: cases_of(of), **metrics_of(of)} for group, of in _drop_unknown(own).items() if of}
         for site, own in at.items()
@@ -236,11 +236,11 @@ def gap_sentences(results: RunResults, attribute: str) -> tuple[bool, str]:
     between = gaps_at(results, attribute)
     sure = [gap for of in between.values() for gap in of.values() if gap.low is not None and gap.high is not None]
     beyond = [_gap_in_words(gap) for gap in sure if gap.low and gap.low > 0]
-    gaps = listed(
+    gaps = join_parts(
         (_gap_in_words(g) for n, g in between[""].items() if n.endswith("_gap") and g.value is not None), "; "
     )
     return bool(beyond), first_of({
-        f"The groups of {attribute} differ, with 95 % intervals that exclude 0: {listed(beyond, '; ')}.": beyond,
+        f"The groups of {attribute} differ, with 95 % intervals that exclude 0: {join_parts(beyond, '; ')}.": beyond,
         f"Across all sites, fewer than two groups of {attribute} have a value.": not gaps,
         f"No interval of a gap between groups of {attribute} excludes 0, so that all may be chance: {gaps}.": sure,
         f"Between groups of {attribute}, of which one has fewer than {FEW} cases, how sure is not known: {gaps}.": True,
@@ -263,7 +263,7 @@ def gap_label(gap: str) -> str:
 
 def group_notes(results: RunResults) -> list[str]:
     """Return notes on how to read the figures by group, and on the groups and classes that sites withhold."""
-    names = gathered(
+    names = group_by_key(
         (cell.site, cell.group + f"/{cell.part}" * bool(cell.part))
         for cell in results.cells if cell.group and not cell.metric
     )  # fmt: skip

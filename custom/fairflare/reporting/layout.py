@@ -217,7 +217,7 @@ def _plain(value: Plain) -> Plain:
     return printable(value, None) if isinstance(value, str) else value
 
 
-def wrapped(lines: Iterable[str], width: int | None) -> list[str]:
+def wrap_sentences(lines: Iterable[str], width: int | None) -> list[str]:
     """Return sentences wrapped to at most ``width`` characters a line; with ``None`` they are not wrapped.
 
     Further lines of a sentence are indented by two more spaces.
@@ -233,7 +233,7 @@ def wrapped(lines: Iterable[str], width: int | None) -> list[str]:
     ]
 
 
-def printed(
+def format_tables(
     tables: Sequence[Table], notes: Iterable[str], style: str = "text", width: int | None = None, title: str = "",
     first: Sequence[str] = (),
 ) -> str:  # fmt: skip
@@ -254,8 +254,8 @@ def printed(
         head = [line for part in (*head, *first) for line in (part, "")]
         return "\n".join([*head, *(line for table in tables for line in (*table.markdown(), "")), *notes])
     further = [line for table in tables[1:] for line in ("", table.text(width), "")]
-    head += [*wrapped(first, width), *([""] if first and tables else [])]
-    return "\n".join([*head, *(table.text(width) for table in tables[:1]), *further, *wrapped(notes, width)])
+    head += [*wrap_sentences(first, width), *([""] if first and tables else [])]
+    return "\n".join([*head, *(table.text(width) for table in tables[:1]), *further, *wrap_sentences(notes, width)])
 
 
 def sort_sites(sites: Iterable[str]) -> list[str]:
@@ -263,13 +263,13 @@ def sort_sites(sites: Iterable[str]) -> list[str]:
     return sorted(sites, key=lambda site: re.sub(r"\d+", lambda number: number[0].zfill(20), site))
 
 
-def listed(parts: Iterable[str], between: str = ", ", most: int = MAX_LISTED) -> str:
+def join_parts(parts: Iterable[str], between: str = ", ", most: int = MAX_LISTED) -> str:
     """Return a text with at most ``most`` of the parts, and the number of the parts left out."""
     found = list(parts)
     return between.join(found[:most]) + (f"{between}and {len(found) - most} more" if len(found) > most else "")
 
 
-def counted(count: int, what: str) -> str:
+def format_count(count: int, what: str) -> str:
     """Return a count with its noun in singular or plural: ``1 site``, ``2 sites``."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 

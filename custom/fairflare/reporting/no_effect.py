@@ -13,11 +13,11 @@ from fairflare.base.metric import metric_name
 from fairflare.core.cells import CLINICAL, pivot
 from fairflare.core.statistics.footing import OF_PART
 from fairflare.reporting.documents import RoundRecord, RunResults, Warned
-from fairflare.reporting.layout import counted, listed
+from fairflare.reporting.layout import format_count, join_parts
 from fairflare.reporting.values import (
-    answered,
     collect_by_site,
     declared_direction,
+    list_answering_sites,
     metrics_of,
     parts_of,
     site_columns,
@@ -97,7 +97,7 @@ def nothing_learnt(results: RunResults, metric: str | None = None) -> list[str]:
     return [f"Nothing was learnt: every test image at every site is called {called[0].removeprefix('recall_')}."]
 
 
-def undetected_parts(results: RunResults) -> dict[str, str]:
+def find_undetected_parts(results: RunResults) -> dict[str, str]:
     """Return the structures, classes and findings that the model found at no site, and other metrics that are 0.
 
     Returns:
@@ -119,12 +119,12 @@ def undetected_parts(results: RunResults) -> dict[str, str]:
         if {*values.values()} == {0.0} and declared_direction(results, name):
             part = max((part for part in parts if name.endswith(f"_{part}")), key=len, default="")
             count = sum(supports.get(site, {}).get(part, 0) for site in values)
-            where = "" if len(values) == len(answered(results)) else f"measured at {listed(values)}"
-            about = ", ".join(true_texts({f"{counted(count, 'test image')} of it": count, where: where}))
+            where = "" if len(values) == len(list_answering_sites(results)) else f"measured at {join_parts(values)}"
+            about = ", ".join(true_texts({f"{format_count(count, 'test image')} of it": count, where: where}))
             words[name] = spell_metric(name) + (f" ({about})" if about else "")
     clinical = pivot((cell for cell in results.cells if cell.split == CLINICAL and cell.site), "part", "metric", "site")
     for part, of_part in clinical.items():  # findings, by counts
         tp, fn = (sum(cell.value or 0 for cell in of_part.get(key, {}).values()) for key in ("tp", "fn"))
         if not tp and fn and f"recall_{metric_name(part)}" not in words:
-            words[part] = f"{part} ({counted(int(fn), 'test image')} of it)"
+            words[part] = f"{part} ({format_count(int(fn), 'test image')} of it)"
     return words

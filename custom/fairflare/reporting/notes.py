@@ -6,10 +6,10 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from fairflare.base.checks import gathered, true_texts
+from fairflare.base.checks import group_by_key, true_texts
 from fairflare.core.cells import BEST, GLOBAL, LAST, TEST
 from fairflare.reporting.documents import RoundRecord, RunResults
-from fairflare.reporting.layout import counted, listed, number, ranges
+from fairflare.reporting.layout import format_count, join_parts, number, ranges
 from fairflare.reporting.sites.own_models import personal_notes
 from fairflare.reporting.standing import standing_notes
 from fairflare.reporting.values import (
@@ -66,7 +66,7 @@ def run_notes(results: RunResults, metric: str | None = None) -> list[str]:
 def channel_notes(results: RunResults) -> list[str]:
     """Return sentences on sites whose images lack a channel: means by set of channels, and who is behind so."""
     info, values = results.info, collect_by_site(results, results.info.primary_metric)
-    by_set = gathered(
+    by_set = group_by_key(
         (tuple(c for c, having in info.channels.items() if site in having), site) for site in sorted(values)
     )
     means = "; ".join(
@@ -123,7 +123,7 @@ def attendance(results: RunResults) -> list[str]:
 
 def worst_warnings(rounds: Iterable[RoundRecord]) -> list[tuple[str, str, list[int], str]]:
     """Return a tuple for each site and kind of warning: site, kind, rounds, and the text of the worst round."""
-    by_kind = gathered(
+    by_kind = group_by_key(
         (
             (warned.site, warned.kind),
             (math.inf if warned.value is None else abs(warned.value), record.current_round, warned.text),
@@ -144,7 +144,7 @@ def other_models(results: RunResults) -> list[str]:
 
 def _note_left_out(results: RunResults) -> list[str]:
     """Return lines on sites that were left out, by site, phase and reason; lines on rounds come first."""
-    left_out = gathered(
+    left_out = group_by_key(
         ((left.site, left.phase, left.reason), record.current_round)
         for record in results.rounds
         for left in record.left_out
@@ -170,12 +170,13 @@ def _note_models(results: RunResults, metrics: Sequence[str]) -> list[str]:
     )
     best, last, every = results.best, results.last_rounds, len(lower) == len(metrics)
     untested = " It was not tested: what the sites had of their own then is not kept."
-    value = f" {number(best.value)}, {counted(len(best.sites), 'site')}"
+    value = f" {number(best.value)}, {format_count(len(best.sites), 'site')}"
     notes = true_texts({
         "Higher is better.": not lower,
-        f"Lower is better: {listed(lower, most=MAX_NAMED)}.": lower and every,
-        f"Higher is better, except for {listed(lower, most=MAX_NAMED)}.": lower and not every,
-        f"Not declared whether more is better, so no site is the worst: {listed(unknown, most=MAX_NAMED)}.": unknown,
+        f"Lower is better: {join_parts(lower, most=MAX_NAMED)}.": lower and every,
+        f"Higher is better, except for {join_parts(lower, most=MAX_NAMED)}.": lower and not every,
+        "Not declared whether more is better, so no site is the worst: "
+        f"{join_parts(unknown, most=MAX_NAMED)}.": unknown,
         NOT_VALIDATED: best and best.value is None,
         "The best model by the validation splits is the last one.": best.value is not None and best.is_last,
         f"best: model of round {best.round}, by the validation splits ({best.by}{value})."
@@ -185,14 +186,14 @@ def _note_models(results: RunResults, metrics: Sequence[str]) -> list[str]:
         *notes,
         *([f"Measured: {MEASURED[results.info.measured]}."] if results.info.measured in MEASURED else []),
         *global_notes(results),
-        *_unlabelled(results),
+        *_describe_unlabelled(results),
         *([f"last {len(last)}: mean over the models of rounds {ranges(last)}."] if last else []),
         *missing_values(results, metrics[1:]),  # of the first metric it is said first
         *(line for name in other_models(results) for line in missing_values(results, metrics[:1], f", {name}", name)),
     ]
 
 
-def _unlabelled(results: RunResults) -> list[str]:
+def _describe_unlabelled(results: RunResults) -> list[str]:
     """Return a sentence on the sites that learned from unlabelled images, and on the share of used pseudo-labels."""
     sites = [
         f"{site} ({figures['kept']:.0%} of its pseudo-labels counted"
@@ -216,7 +217,7 @@ def missing_values(
         sites: names of sites that other runs have, and that this run lacks if it does not have them, too.
     """
     values = {name: dict.fromkeys(sites, math.nan) | collect_by_site(results, name, model) for name in metrics}
-    lacking = gathered(
+    lacking = group_by_key(
         (
             tuple(
                 f"{s} ({missing_reason(results, name, s, model)})" for s, value in by_site.items() if math.isnan(value)
@@ -227,8 +228,8 @@ def missing_values(
     )
     count = len({*sites, *sites_of(results)})
     return [
-        f"Average and spread of {listed(names, most=MAX_NAMED)} are over {count - len(lost)} of "
-        f"{counted(count, 'site')}, without {', '.join(lost)}."
+        f"Average and spread of {join_parts(names, most=MAX_NAMED)} are over {count - len(lost)} of "
+        f"{format_count(count, 'site')}, without {', '.join(lost)}."
         for lost, names in lacking.items()
         if lost
     ]

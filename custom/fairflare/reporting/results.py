@@ -28,7 +28,7 @@ from fairflare.reporting.documents import (
     encode_value,
     round_as_json,
 )
-from fairflare.reporting.layout import counted, listed
+from fairflare.reporting.layout import format_count, join_parts
 from fairflare.reporting.reading import read_part
 
 __all__ = ["SCHEMA_VERSION", "LeftOut", "PhaseRecord", "ResultsStore", "RoundRecord", "read_results"]
@@ -288,7 +288,7 @@ def find_results(path: Path) -> Path:
         places = (place for parent in (path / "runs", path) if parent.is_dir() for place in sorted(parent.iterdir()))
         runs = [str(place) for place in places if place.is_dir() and results_in(place)]
         held = (
-            f"it holds {counted(len(runs), 'run')}: {listed(runs)}"
+            f"it holds {format_count(len(runs), 'run')}: {join_parts(runs)}"
             if runs
             else "give a run's folder, as runs/METHOD-seed0"
         )
@@ -325,7 +325,7 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not file.is_file():
         raise ValueError(f"{file}: no results there; give the folder of a run")
     try:
-        document = _decoded(file.read_text(encoding="utf-8"))
+        document = _decode(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}: not a results file: {error}") from error
     if not isinstance(document, dict) or "schema_version" not in document:
@@ -333,14 +333,14 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
     _check_schema(f"{file}:", document)
     checks.choice(f"{file}: status", document.get("status"), ("running", *_ENDS))
     if not document.get("rounds"):
-        document["rounds"] = [_decoded(line) for line in records(file.parent / ROUNDS_FILE)]
+        document["rounds"] = [_decode(line) for line in records(file.parent / ROUNDS_FILE)]
     return document
 
 
 # ------------------------------------------------------------------------------------------------------------
 
 
-def _decoded(text: str) -> Any:
+def _decode(text: str) -> Any:
     """Return the content of a JSON text; NaN and infinite numbers are ``None``.
 
     Raises:

@@ -26,7 +26,7 @@ from fairflare.core.statistics.inequality import (
 from fairflare.core.statistics.intervals import FEW, LEVEL
 from fairflare.reporting.documents import CASES, ERRORS, TESTS, WITHIN, Inequality, RunResults
 from fairflare.reporting.layout import number, p_value
-from fairflare.reporting.values import collect_by_site, compared
+from fairflare.reporting.values import are_compared, collect_by_site
 
 NOWHERE = Footing({})
 Said = Mapping[str, Any]  # figures of a site about chance, see federation/site/sampling.py
@@ -66,9 +66,9 @@ def standing(
     sites = [ComparedSite(name, values[name], sampling.get(name) or {}, test[name], metric) for name in values]
     moved = [site for site in sites if OWN + metric in site.metrics]
     for site in moved:
-        site.only(footing.compared(site.name))
+        site.only(footing.list_compared(site.name))
     known = not moved or footing.how != ADJUSTED  # the error of an adjustment is not known
-    found = _tested(sites, low, high, higher) if known else None
+    found = _test_sites(sites, low, high, higher) if known else None
     common = _common(sites)
     by_site: dict[str, dict[str, Any]] = {
         site.name: {
@@ -151,7 +151,7 @@ class ComparedSite:
         return statistics.fmean(known) if known and len(known) == len(classes) else None
 
 
-def _tested(
+def _test_sites(
     sites: Sequence[ComparedSite], low: float, high: float, higher: bool
 ) -> tuple[str, list[ComparedSite], SitesCompared] | None:
     """Return the test that most sites can take part in, these sites and its result; ``None`` if fewer than two can."""
@@ -217,7 +217,7 @@ def standing_notes(results: RunResults) -> list[str]:
     The first sentence of :func:`note_footing` is left out, since it is said first.
     """
     found = results.inequality
-    adjusted = results.footing.how == ADJUSTED and compared(results, found.metric)
+    adjusted = results.footing.how == ADJUSTED and are_compared(results, found.metric)
     spread = [_note_spread(found)] if found.test else []
     lacking = [name for name, site in found.sites.items() if None in (site.low, site.p_value)]
     without = [f"Without an interval, or not in the test of who is behind: {', '.join(lacking)}. {NEEDED}"]
@@ -227,7 +227,7 @@ def standing_notes(results: RunResults) -> list[str]:
 def note_footing(results: RunResults) -> list[str]:
     """Return sentences on the structures over which sites are compared, if sites annotate different structures."""
     footing, metric = results.footing, results.info.primary_metric
-    if not footing.how or not compared(results, metric):
+    if not footing.how or not are_compared(results, metric):
         return []
     structures = "; ".join(f"{site}: {', '.join(names) or 'none'}" for site, names in footing.structures.items())
     basis = (
@@ -257,7 +257,7 @@ def note_footing(results: RunResults) -> list[str]:
     })  # fmt: skip
 
 
-def tested(results: RunResults, metric: str) -> Inequality:
+def find_test(results: RunResults, metric: str) -> Inequality:
     """Return the section ``inequality`` of results if it has a significance test of ``metric``, else an empty one."""
     found = results.inequality
     return found if found.metric == metric and found.test else Inequality()

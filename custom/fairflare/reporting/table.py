@@ -16,21 +16,32 @@ from fairflare.core.fairness import declared_as
 from fairflare.reporting.documents import RunResults
 from fairflare.reporting.findings import run_findings
 from fairflare.reporting.groups import group_notes, group_tables
-from fairflare.reporting.layout import MISSING, STYLES, Cell, Shown, Table, counted, interval, listed, printed
+from fairflare.reporting.layout import (
+    MISSING,
+    STYLES,
+    Cell,
+    Shown,
+    Table,
+    format_count,
+    format_tables,
+    interval,
+    join_parts,
+)
 from fairflare.reporting.notes import MAX_HEADING, SYNTHETIC_NOTE, other_models, run_notes
 from fairflare.reporting.sites.clinical import HOW, MOST_ROWS, clinical_table
 from fairflare.reporting.sites.own_models import personal_tables
-from fairflare.reporting.standing import tested
+from fairflare.reporting.standing import find_test
 from fairflare.reporting.values import (
     MAX_COLUMNS,
-    answered,
     check_metric,
     collect_by_site,
     direction_of,
     extra_list_metrics,
+    find_suppressed,
     global_values,
     guess_of,
     label_of,
+    list_answering_sites,
     metrics_of,
     missing_reason,
     rests_on,
@@ -38,7 +49,6 @@ from fairflare.reporting.values import (
     site_columns,
     spell_metric,
     summary_of,
-    suppressed_of,
     title_of,
 )
 
@@ -90,11 +100,11 @@ def fairness_table(
         tables += [one for one in people if not (short and one.folded)]
         hidden = [*extra_list_metrics(results), *(one.name for one in people if one.folded)] if short else []
         notes += checks.true_texts({
-            f"Not shown: {listed(hidden)} (the page has them, and fairflare show --markdown).": hidden, HOW: few,
+            f"Not shown: {join_parts(hidden)} (the page has them, and fairflare show --markdown).": hidden, HOW: few,
         })  # fmt: skip
         notes += group_notes(results)
     first = [finding.text for finding in run_findings(results, metric)]
-    return printed(tables, notes + run_notes(results, metric), style, width, _title(results), first)
+    return format_tables(tables, notes + run_notes(results, metric), style, width, _title(results), first)
 
 
 def _title(results: RunResults) -> str:
@@ -103,7 +113,7 @@ def _title(results: RunResults) -> str:
         title_of(results): True,
         f"experiment {info.experiment}": info.experiment,
         f"seed {info.seed}": info.seed is not None and info.num_rounds != 0,
-        counted(len(results.rounds), "round"): info.num_rounds != 0,
+        format_count(len(results.rounds), "round"): info.num_rounds != 0,
     })  # fmt: skip
     return ", ".join(parts)
 
@@ -165,13 +175,13 @@ def _metric(results: RunResults, metric: str, model: str = LAST) -> _Column:
     """Return the column of a metric for one of the models in the cells."""
     values, home, of = (
         collect_by_site(results, metric, model),
-        suppressed_of(results, metric),
+        find_suppressed(results, metric),
         summary_of(results, metric, model),
     )
     which = "" if model == LAST else f", {model}"
     # If all sites have the same value, none is the worst.
     worst = MISSING if not of.worst_site or (of.num_sites > 1 and of.range == 0) else of.worst_site
-    behind = [] if which else tested(results, metric).behind  # only the last model is tested for chance
+    behind = [] if which else find_test(results, metric).behind  # only the last model is tested for chance
     unsure = UNSURE if worst != MISSING and of.num_sites > 1 and worst not in behind else ""
     totals: dict[str, Cell] = {
         "average": of.mean, "std": of.std, "worst": of.worst, "range": of.range,
@@ -201,7 +211,7 @@ def _certainty(results: RunResults, tests: bool) -> list[_Column]:
         for site, of in found.sites.items()
     }
     hidden = (Shown(SUPPRESSED, [SUPPRESSED] * 2), SUPPRESSED, SUPPRESSED, SUPPRESSED)
-    sites |= dict.fromkeys(suppressed_of(results, found.metric), hidden)
+    sites |= dict.fromkeys(find_suppressed(results, found.metric), hidden)
     of_all = columns.get(OF_ALL + found.metric)
     totals = {"global test": (*_interval_cells(of_all[""]), None, None)} if of_all else {}
     heads = {f"{found.level:.0%} interval": ["low", "high"], "cases": ["cases"], "expected": ["expected"], "p": ["p"]}
@@ -225,7 +235,7 @@ def class_table(results: RunResults) -> Table | None:
     metric, sites, footing = results.inequality.metric, results.inequality.sites, results.footing
     of_classes = {site: of.class_support for site, of in sites.items() if of.class_support}
     support = of_classes or {
-        site: sites[site].structure_support or {} if site in sites else {} for site in answered(results)
+        site: sites[site].structure_support or {} if site in sites else {} for site in list_answering_sites(results)
     }
     name, what, first = ("classes", "class", "recall") if of_classes else ("structures", "structure or finding", metric)
     parts = list(dict.fromkeys(
@@ -240,7 +250,7 @@ def class_table(results: RunResults) -> Table | None:
         for part, cells in found.items() for site, cell in cells.items() if cell.value is None
     )  # fmt: skip
     rows = [
-        [site, *(_marked(found[part][site], "empty masks" if part in footing.empty.get(site, ()) else own.get(part))
+        [site, *(_mark_cell(found[part][site], "empty masks" if part in footing.empty.get(site, ()) else own.get(part))
                  for part in parts)]
         for site, own in support.items()
     ]  # fmt: skip
@@ -255,7 +265,7 @@ def class_table(results: RunResults) -> Table | None:
     return Table(name, caption, shown, rows, totals=totals, csv_columns=heads) if parts else None
 
 
-def _marked(cell: Figure, images: float | str | None) -> Cell:
+def _mark_cell(cell: Figure, images: float | str | None) -> Cell:
     """Return a part's value at a site with the number of test images that have it; ``None`` if it is not known."""
     of = "?" if images is None else images if isinstance(images, str) else f"{images:.0f}"
     return Shown(MISSING if cell.value is None else f"{cell.value:.2f} of {of}", [cell.value, of])

@@ -97,14 +97,14 @@ def site_columns(results: RunResults, model: str = LAST) -> dict[str, dict[str, 
     return {name: column for name, column in results.columns.get(model, {}).items() if "" not in column}
 
 
-def answered(results: RunResults, model: str = LAST) -> list[str]:
+def list_answering_sites(results: RunResults, model: str = LAST) -> list[str]:
     """Return the sites that answered the test of a model."""
     return list(dict.fromkeys(site for column in site_columns(results, model).values() for site in column))
 
 
 def sites_of(results: RunResults) -> list[str]:
     """Return the sites of a run, and those that answered its test, sorted."""
-    return sorted({*results.info.sites, *answered(results)})
+    return sorted({*results.info.sites, *list_answering_sites(results)})
 
 
 def metrics_of(results: RunResults) -> list[str]:
@@ -199,7 +199,7 @@ def models_of(results: RunResults, last: bool) -> list[str]:
     return [*(f"round {number}" for number in results.last_rounds[:-1] if last), LAST]
 
 
-def measured(results: RunResults, metric: str, *, last: bool = False) -> list[dict[str, float]]:
+def read_metric(results: RunResults, metric: str, *, last: bool = False) -> list[dict[str, float]]:
     """Return a metric as ``{site: value}``, for each model of :func:`models_of`."""
     return [collect_by_site(results, metric, model) for model in models_of(results, last)]
 
@@ -217,7 +217,7 @@ def global_metrics(results: RunResults, metric: str) -> list[str]:
     return [*first, *(name for name in results.info.shown_metrics if name in known and name != metric)]
 
 
-def suppressed_of(results: RunResults, metric: str) -> set[str]:
+def find_suppressed(results: RunResults, metric: str) -> set[str]:
     """Return the sites that withhold their value of a test metric, because it rests on too few cases."""
     columns = [site_columns(results).get(part, {}) for part in parts_of(results, metric)]
     return {site for column in columns for site, cell in column.items() if cell.reason.startswith(SUPPRESSED)}
@@ -269,11 +269,11 @@ def summary_of(results: RunResults, metric: str, model: str = LAST) -> FairnessS
     """Summarize a model's test metric over the sites of the run; without a direction no site is the worst."""
     return summarize(
         collect_by_site(results, metric, model), higher_is_better=declared_direction(results, metric),
-        suppressed=suppressed_of(results, metric), linked=linked(results, metric),
+        suppressed=find_suppressed(results, metric), linked=are_linked(results, metric),
     )  # fmt: skip
 
 
-def linked(results: RunResults, metric: str) -> bool:
+def are_linked(results: RunResults, metric: str) -> bool:
     """Return whether the sites' values of a metric can be ranked: a mean over each site's own structures may not.
 
     A comparable figure may be ranked if structures link all sites; a metric that is no mean over structures always may.
@@ -285,9 +285,9 @@ def linked(results: RunResults, metric: str) -> bool:
 
 def rests_on(results: RunResults, metric: str) -> str:
     """Return text for table heads on which structures the sites' figures are computed from; empty for plain figures."""
-    return name_structures(results.footing.how, results.footing.shared) if compared(results, metric) else ""
+    return name_structures(results.footing.how, results.footing.shared) if are_compared(results, metric) else ""
 
 
-def compared(results: RunResults, metric: str) -> bool:
+def are_compared(results: RunResults, metric: str) -> bool:
     """Return whether a metric's values were made comparable between sites that annotate different structures."""
     return any(OWN + part in site_columns(results) for part in parts_of(results, metric))

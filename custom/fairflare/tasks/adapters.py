@@ -220,7 +220,7 @@ class Fitted(Adapting):
     def averages_products(self) -> bool:
         return self.adapters.average == "product"
 
-    def adapted(self, model: nn.Module) -> nn.Module:
+    def insert_adapters(self, model: nn.Module) -> nn.Module:
         if self.freeze is None:
             return self.adapters.put_into(model)
         if not isinstance(self.adapters, NoAdapters):

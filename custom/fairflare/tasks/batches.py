@@ -49,7 +49,7 @@ class Split(Dataset[Any]):
         return (inputs, targets) if origins is None else BatchOf(inputs, targets, origins)
 
 
-def loaded(data: ImageData, split: str, batch_size: int, order: Sequence[int]) -> Batches:
+def load_batches(data: ImageData, split: str, batch_size: int, order: Sequence[int]) -> Batches:
     """Return the batches of a split in the given order of sample numbers; they can be iterated repeatedly."""
     # The loader gets its own generator; else the loader would draw from torch's global one, which the training uses.
     return DataLoader(Split(data, split), batch_size, sampler=order, collate_fn=_whole, generator=torch.Generator())
@@ -122,7 +122,7 @@ class Jitter(Randomizable, Transform):
         factors, turn = self.R.uniform(0.75, 1.25, 3), self.R.uniform(-0.01, 0.01)
         for kind in self.R.permutation(4):
             if kind == 3:
-                image = _turned(image, turn) if len(image) == 3 else image
+                image = _turn_hues(image, turn) if len(image) == 3 else image
             else:
                 grey = torch.tensordot(LUMA.to(image), image, 1) if len(image) == 3 else image[0]
                 plain = (torch.zeros_like(grey), grey.mean(), grey)[kind]  # image without the property
@@ -130,7 +130,7 @@ class Jitter(Randomizable, Transform):
         return {**item, "image": image}
 
 
-def _turned(image: torch.Tensor, turn: float) -> torch.Tensor:
+def _turn_hues(image: torch.Tensor, turn: float) -> torch.Tensor:
     """Turn all hues of an image (3, height, width) by a share of a full turn.
 
     Value and chroma (HSV) do not change.

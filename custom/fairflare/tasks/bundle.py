@@ -16,7 +16,7 @@ import yaml
 from pydantic import Field
 
 from fairflare.base import checks
-from fairflare.base.disk.bundle_files import BUNDLE_FOLDER, BundleError, bundle_checksum, copy_bundle, grouped
+from fairflare.base.disk.bundle_files import BUNDLE_FOLDER, BundleError, bundle_checksum, copy_bundle, group_digits
 from fairflare.base.disk.temporary import OwnedFolder
 from fairflare.base.settings import Text, settings
 from fairflare.base.stopping import check_stop
@@ -245,7 +245,7 @@ class MonaiBundleTask(Task):
         return self.parts.kept("key_metric").measure_image(scored, self.label_key)
 
     def declared_metrics(self) -> tuple[Metric, ...]:
-        return cast("KeyMetric", self.parts.kept("key_metric")).declared()
+        return cast("KeyMetric", self.parts.kept("key_metric")).declare()
 
     def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:
         """Return the images of the site's datalist, prepared by the bundle's transforms."""
@@ -281,8 +281,8 @@ class MonaiBundleTask(Task):
         )
 
 
-def sealed_settings(folder: Path, configs: Sequence[str]) -> dict[str, str]:
+def seal_settings(folder: Path, configs: Sequence[str]) -> dict[str, str]:
     """Return the task's settings with a bundle's configuration as text, to be read without its folder and code."""
     # YAML, not JSON: FLARE would take the braces around JSON for a variable.
     text = yaml.safe_dump(read_files(folder, configs)[0], sort_keys=False, allow_unicode=True)
-    return {"bundle_text": text, "bundle_sha256": grouped(hashlib.sha256(text.encode()).hexdigest())}
+    return {"bundle_text": text, "bundle_sha256": group_digits(hashlib.sha256(text.encode()).hexdigest())}

@@ -153,10 +153,12 @@ class FolderClasses(LabelledImages):
     task: ClassificationTask
 
     def prepare(self, split: str, sample: Sample) -> Mapping[str, Any]:
-        from fairflare.tasks.transforms import Read, applied, class_transforms
+        from fairflare.tasks.transforms import Read, apply_transforms, class_transforms
 
         read = Read(self.site, split, self.max_image_bytes, self.class_of, self.reading)
-        return applied(class_transforms(read, self.task.in_channels, self.task.image_size, self.task.resize), sample)
+        return apply_transforms(
+            class_transforms(read, self.task.in_channels, self.task.image_size, self.task.resize), sample
+        )
 
 
 class PhantomClasses(PhantomImages):

@@ -75,7 +75,7 @@ def segmenter(
 ) -> dict[str, Any]:
     """Return the definition of a segmentation network with one output channel for each class.
 
-    :func:`fairflare.tasks.networks.defined` makes the network.
+    :func:`fairflare.tasks.networks.make_network` makes the network.
 
     Args:
         network: ``"swin_unetr"`` or ``"segresnet"``.

@@ -145,14 +145,15 @@ class Preprocessing(Intensities):
         Raises:
             DataError: the file cannot be read.
         """
-        from fairflare.tasks.transforms import applied, input_transforms
+        from fairflare.tasks.transforms import apply_transforms, input_transforms
 
         task: Any = self
         item = {
             "image": read_image(Sample(file, 0, number, more=more), site="predict", split="none", how=self.reading())
         }
         return cast(
-            "torch.Tensor", applied(input_transforms(task.in_channels, task.image_size, self.resize), item)["image"]
+            "torch.Tensor",
+            apply_transforms(input_transforms(task.in_channels, task.image_size, self.resize), item)["image"],
         )
 
 
@@ -207,7 +208,7 @@ class ImageTask(Intensities, Fitted, Task):
         vars(narrowed)["annotated"] = numbers
         return narrowed
 
-    def annotated_in(self, site: str, settings: SiteSettings) -> tuple[int, ...] | None:
+    def read_annotated(self, site: str, settings: SiteSettings) -> tuple[int, ...] | None:
         """Return the numbers of the structures or classes that a site's file calls annotated; ``None`` if it has none.
 
         Raises: DataError: the site's file names a label that the task does not have, or only some labels of a
@@ -280,7 +281,7 @@ class ImageTask(Intensities, Fitted, Task):
 
     def open_listed(self, site: str, settings: SiteSettings, listed: Datalist) -> SiteData:
         """Return the images of a datalist, labelled as the site's file says."""
-        annotated, places = self.annotated_in(site, settings), settings.places_of(self.channels or (), site, listed)
+        annotated, places = self.read_annotated(site, settings), settings.places_of(self.channels or (), site, listed)
         task = self.annotating(annotated)
         if self.channels:
             task = copy.copy(task)
@@ -297,7 +298,7 @@ class ImageTask(Intensities, Fitted, Task):
     def suited_to(self, data: SiteData) -> Task:
         return self.annotating(data.annotated)
 
-    def stored(self, sample: Sample, site: str, split: str, max_bytes: int) -> npt.NDArray[np.float32]:
+    def read_stored(self, sample: Sample, site: str, split: str, max_bytes: int) -> npt.NDArray[np.float32]:
         """Return the image of a sample as its file stores it, without resizing.
 
         The shape is (height, width, 1 or 3, or channels), or for a volume (rows, columns, slices).
@@ -415,9 +416,9 @@ class ImageData(SiteData):
         return self._batches(split, numbers, len(numbers), shuffle_seed, augment)
 
     def _batches(self, split: str, order: Sequence[int], size: int, seed: int | None, augment: bool) -> Batches:
-        from fairflare.tasks.batches import Augmented, changes, loaded
+        from fairflare.tasks.batches import Augmented, changes, load_batches
 
-        batches = loaded(self, split, size, order)
+        batches = load_batches(self, split, size, order)
         if not augment:
             return batches
         seed = checks.whole("shuffle_seed of augmented batches", seed, low=0)
@@ -539,13 +540,13 @@ class FolderImages(Marked, PreparedData, ImageData):
             self.description += f"; {lacking} without {name!r} (group 'unknown')" if lacking else ""
 
     @abstractmethod
-    def labelled(self, sample: Sample, split: str) -> Collection[int]:
+    def list_labels(self, sample: Sample, split: str) -> Collection[int]:
         """Return the numbers of the structures or classes that a sample's label has."""
 
     def all_marks(self, split: str) -> list[tuple[Hashable, Collection[int]]]:
         if split not in self._marks:
             samples = self.datalist.splits[self.check_split(split)]
-            marks = read_all(lambda k: self.labelled(samples[k], split), range(len(samples)), self.num_workers)
+            marks = read_all(lambda k: self.list_labels(samples[k], split), range(len(samples)), self.num_workers)
             self._marks[split] = [(sample.case, marks[k]) for k, sample in enumerate(samples)]
         return self._marks[split]
 

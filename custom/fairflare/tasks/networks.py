@@ -168,7 +168,7 @@ def build_classifier(
         encoder = VisionTransformer(network, VITS[network], in_channels, image_size, patch_size)
         width = encoder.width
     else:
-        encoder = defined(encoder_definition(network, dimensions, in_channels, features, max_pool, classes))
+        encoder = make_network(encoder_definition(network, dimensions, in_channels, features, max_pool, classes))
         width = features[-1]
         if network != "resnet18":
             layers: Any = encoder.class_layers
@@ -199,7 +199,7 @@ def encoder_definition(
     }  # fmt: skip
 
 
-def defined(definition: Mapping[str, Any]) -> nn.Module:
+def make_network(definition: Mapping[str, Any]) -> nn.Module:
     """Make a network of MONAI from its class and arguments, initialised from torch's current random state."""
     module, _, name = definition["_target_"].rpartition(".")
     arguments = {key: value for key, value in definition.items() if key[0] != "_"}

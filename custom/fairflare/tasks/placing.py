@@ -32,7 +32,7 @@ def inner_size(image_size: Size, size: Size, how: str) -> Size:
     return height, width
 
 
-def centred(pictures: torch.Tensor, size: Size, fill: float = 0.0) -> torch.Tensor:
+def centre(pictures: torch.Tensor, size: Size, fill: float = 0.0) -> torch.Tensor:
     """Cut or pad pictures (..., height, width) around their middle; a call with the old size puts pixels back."""
     edges: list[int] = []
     for new, old in zip(size[::-1], (pictures.shape[-1], pictures.shape[-2]), strict=True):
@@ -49,7 +49,7 @@ def smooth(pictures: torch.Tensor, size: Size, how: str = "stretch") -> torch.Te
     inner = inner_size((pictures.shape[2], pictures.shape[3]), size, how)
     if tuple(pictures.shape[2:]) != inner and len(pictures):
         pictures = interpolate(pictures, inner, mode="bilinear", antialias=True, align_corners=False)
-    return centred(pictures, size).contiguous()
+    return centre(pictures, size).contiguous()
 
 
 def nearest(pictures: torch.Tensor, size: Size) -> torch.Tensor:
@@ -71,7 +71,7 @@ def masks_placed(masks: torch.Tensor, size: Size, how: str, by: str) -> torch.Te
         masks of the network's size, in the type of ``masks``, or float32 for ``"area"``.
     """
     inner = inner_size((masks.shape[1], masks.shape[2]), size, how)
-    return centred(nearest(masks, inner) if by == "nearest" else _shares(masks, inner), size, NOT_COUNTED)
+    return centre(nearest(masks, inner) if by == "nearest" else _shares(masks, inner), size, NOT_COUNTED)
 
 
 def _shares(masks: torch.Tensor, size: Size) -> torch.Tensor:
@@ -99,4 +99,4 @@ def back_in_place(pictures: torch.Tensor, image_size: Size, how: str) -> torch.T
         image_size: height and width of the image itself.
         how: the way in which the image was resized for the network: ``"stretch"``, ``"pad"`` or ``"crop"``.
     """
-    return nearest(centred(pictures, inner_size(image_size, (pictures.shape[1], pictures.shape[2]), how)), image_size)
+    return nearest(centre(pictures, inner_size(image_size, (pictures.shape[1], pictures.shape[2]), how)), image_size)

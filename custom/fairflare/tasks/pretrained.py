@@ -48,7 +48,7 @@ def load_partial(model: nn.Module, path: Path, keys: Mapping[str, str]) -> str:
     state = model.state_dict()
     rules = list(keys.items())
     positions = _place(POSITIONS, names)
-    tensors = _renamed(read_checkpoint(path), rules if positions is None else [*rules, *OF_VIT], path)
+    tensors = _rename(read_checkpoint(path), rules if positions is None else [*rules, *OF_VIT], path)
     if positions is not None:
         encoder: Any = getattr(model, "encoder", model)
         tensors = _positions(tensors, encoder.grid, state[names[positions]], path)
@@ -75,7 +75,7 @@ def load_partial(model: nn.Module, path: Path, keys: Mapping[str, str]) -> str:
     return f"initial weights: {len(fitting)} of {len(tensors)} tensors of {path.name} fitted; {rest}"
 
 
-def _renamed(
+def _rename(
     tensors: Mapping[str, torch.Tensor], rules: Sequence[tuple[str, str]], path: Path
 ) -> dict[str, torch.Tensor]:
     renamed: dict[str, torch.Tensor] = {}

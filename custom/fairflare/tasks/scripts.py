@@ -55,7 +55,7 @@ class ScriptTask(Task):
         self.by_name()
 
     def declared_metrics(self) -> tuple[Metric, ...]:
-        return tuple(declared(self.metrics))
+        return tuple(read_metrics(self.metrics))
 
     def asks_for(self, metric: str) -> str:
         return asks_for(metric)
@@ -228,7 +228,7 @@ class LoopTask(Task):
         vars(self)["primary_metric"] = metric
 
     def declared_metrics(self) -> tuple[Metric, ...]:
-        return tuple(declared(self.told))
+        return tuple(read_metrics(self.told))
 
     def asks_for(self, metric: str) -> str:
         return asks_for(metric)
@@ -298,7 +298,7 @@ ACCURACY = {"accuracy": {"higher_is_better": True}}
 OF_METRIC = ("higher_is_better", "low", "high", "unit", "mean_of_images")
 
 
-def declared(described: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
+def read_metrics(described: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
     """Convert a script's metrics from a job's plain values, where ``None`` means no limit, to ``Metric`` objects.
 
     A job does not declare whether a metric is about one class. So a site that withholds metrics by class withholds all

@@ -98,13 +98,13 @@ class FolderData(FolderImages):
     moves_targets = True
 
     def prepare(self, split: str, sample: Sample) -> Mapping[str, Any]:
-        from fairflare.tasks.transforms import Read, applied, mask_transforms
+        from fairflare.tasks.transforms import Read, apply_transforms, mask_transforms
 
         task = self.task
         read = Read(self.site, split, self.max_image_bytes, how=self.reading)
-        masks = task.structured(self.coding, self.site, split)
+        masks = task.structure_masks(self.coding, self.site, split)
         steps = mask_transforms(read, masks, task.in_channels, task.image_size, task.resize, task.mask_resize)
-        return applied(steps, sample)
+        return apply_transforms(steps, sample)
 
     def origins(self, split: str, indices: Sequence[int]) -> Sequence[Origin] | None:
         from fairflare.tasks.scores.dice_scores import Origin
@@ -120,7 +120,7 @@ class FolderData(FolderImages):
             for sample, own in zip(samples, whole, strict=True)
         ]
 
-    def labelled(self, sample: Sample, split: str) -> list[int]:
+    def list_labels(self, sample: Sample, split: str) -> list[int]:
         return (self._whole(split, sample) > 0).flatten(1).any(1).nonzero().flatten().tolist()
 
     def _whole(self, split: str, sample: Sample) -> torch.Tensor:
@@ -128,7 +128,7 @@ class FolderData(FolderImages):
         from fairflare.data.reading import read_mask
 
         mask = read_mask(sample, site=self.site, split=split, max_bytes=self.max_image_bytes, how=self.reading)
-        return self.task.structured(self.coding, self.site, split).structures(mask, str(sample.label))
+        return self.task.structure_masks(self.coding, self.site, split).structures(mask, str(sample.label))
 
 
 class PhantomData(PhantomImages):

@@ -156,7 +156,7 @@ def shrunk(picture: torch.Tensor, size: tuple[int, int], how: str) -> torch.Tens
     return smooth(picture[None], size, how)[0].clamp(0.0, 1.0)
 
 
-def placed(masks: torch.Tensor, size: tuple[int, int], how: str, by: str) -> torch.Tensor:
+def place_masks(masks: torch.Tensor, size: tuple[int, int], how: str, by: str) -> torch.Tensor:
     """Resize masks (structures, height, width) to the network's size; see :func:`.placing.masks_placed`."""
     if how == "pad":  # pixels of the edge get -1, for which the type needs a sign
         masks = masks.to(torch.int8)
@@ -168,7 +168,7 @@ def each(key: str, change: Callable[..., torch.Tensor], **named: Any) -> Lambdad
     return Lambdad(key, partial(change, **named), track_meta=False)
 
 
-def applied(transforms: Iterable[Callable[[Any], Any]], sample: Any) -> Mapping[str, Any]:
+def apply_transforms(transforms: Iterable[Callable[[Any], Any]], sample: Any) -> Mapping[str, Any]:
     """Return what transforms make of a sample one after the other; MONAI's Compose would change our errors."""
     return cast("Mapping[str, Any]", reduce(lambda item, transform: transform(item), transforms, sample))
 
@@ -178,7 +178,11 @@ def mask_transforms(
 ) -> list[Callable[[Any], Any]]:
     """Return the transforms of segmentation samples: image in [0, 1], label (structures, height, width) of 0 and 1."""
     # Structures before resizing, which could hide an unexpected value.
-    return [*class_transforms(read, channels, size, how), structured, each("label", placed, size=size, how=how, by=by)]
+    return [
+        *class_transforms(read, channels, size, how),
+        structured,
+        each("label", place_masks, size=size, how=how, by=by),
+    ]
 
 
 def class_transforms(

@@ -22,7 +22,7 @@ from fairflare.federation.plan.run_settings import RESULTS_FOLDER
 from fairflare.federation.plan.site_training import find_local_tensors
 from fairflare.federation.record.models import MODEL_FILE
 from fairflare.federation.site.groups import FIELDS, IN_GROUPS, read_groups
-from fairflare.federation.site.replies import DRAWN_UNITS, NUM_UNITS, RESAMPLED, suppressed_in
+from fairflare.federation.site.replies import DRAWN_UNITS, NUM_UNITS, RESAMPLED, list_suppressed
 from fairflare.federation.site.site_file import SHELL_SETTINGS, own_settings
 from fairflare.federation.site.worker import SiteWorker
 from fairflare.federation.transports.local import RUN_DIR
@@ -43,7 +43,7 @@ def drop_site(local: Mapping[str, Any], site: str) -> dict[str, Any]:
     return {**local, "sites": {name: block for name, block in blocks.items() if name != site}}
 
 
-def completed(workspace: Path) -> bool:
+def is_completed(workspace: Path) -> bool:
     """Return whether the run in this folder has completed."""
     try:
         return read_results(workspace / RUN_DIR / RESULTS_FOLDER).status == "completed"
@@ -81,14 +81,14 @@ def evaluate_unseen(
     home = find_local_tensors(values_of(plan.training), network, lambda *_, **__: None)
     result = Unseen(site=site, reason=NO_MODEL)
     if not home.own_everywhere:
-        result = _tested(plan, state, site, local, should_stop)
+        result = _test_model(plan, state, site, local, should_stop)
     statistics = _statistics(network)
     if statistics and (not home.own_everywhere or home.tensors <= statistics):
         settings = {key: value for key, value in own_settings(local, site).items() if key not in SHELL_SETTINGS}
         data = plan.task.open_site(site, settings)
         with one_thread(), torch.no_grad():
             recalibrate(network, lambda: (inputs for inputs, *_ in data.batches("training", batch_size=BATCH)))
-        adapted = _tested(plan, network.state_dict(), site, local, should_stop)
+        adapted = _test_model(plan, network.state_dict(), site, local, should_stop)
         result.adapted, result.adapted_resampled = adapted.metrics, adapted.resampled
         if home.own_everywhere:  # without adapted statistics there is no common model
             result.groups, result.groups_kept = adapted.groups, adapted.groups_kept
@@ -118,7 +118,7 @@ def _statistics(network: torch.nn.Module) -> set[str]:
     return {f"{name}.{kind}" for name in names for kind in (MEAN, VARIANCE, "num_batches_tracked")}
 
 
-def _tested(
+def _test_model(
     plan: Plan, state: Mapping[str, torch.Tensor], site: str, local: Mapping[str, Any], stop: Callable[[], bool | str]
 ) -> Unseen:
     """Test a model at a site as in a run, with the same code and ``min_cases``, but no tensors of the site's own."""
@@ -150,5 +150,5 @@ def _tested(
         groups={
             name: {kind: values.tolist() for kind, values in kinds.items()} for name, kinds in (sums or {}).items()
         },
-        groups_kept=suppressed_in(statistics, IN_GROUPS),
+        groups_kept=list_suppressed(statistics, IN_GROUPS),
     )

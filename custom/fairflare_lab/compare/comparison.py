@@ -10,7 +10,7 @@ from fairflare.base import checks
 from fairflare.core.cells import OF_ALL
 from fairflare.reporting.documents import RunResults
 from fairflare.reporting.findings import Finding
-from fairflare.reporting.layout import STYLES, Cell, Shown, Table, printed, spread
+from fairflare.reporting.layout import STYLES, Cell, Shown, Table, format_tables, spread
 from fairflare.reporting.values import direction_of, metrics_of
 from fairflare_lab.compare.comparison_notes import comparison_findings, notes_of
 from fairflare_lab.compare.differences import Difference, differences_of
@@ -105,7 +105,7 @@ def row_table(found: Comparison, *, style: str = "text", per_site: bool = True, 
     """Return the table of a comparison's rows as text, in the form of :func:`compare`."""
     first = [finding.text for finding in found.findings]
     table = rows_table(found.rows, found.metric, found.sites if per_site else [])
-    return printed([table], found.notes, style, width, first=first)
+    return format_tables([table], found.notes, style, width, first=first)
 
 
 # ------------------------------------------------------------------------------------------------ forms

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fairflare.base.checks import first_of, gathered, true_texts
+from fairflare.base.checks import first_of, group_by_key, true_texts
 from fairflare.core.statistics.intervals import FEW
 from fairflare.reporting.documents import Inequality, RunResults
 from fairflare.reporting.findings import (
@@ -21,24 +21,24 @@ from fairflare.reporting.findings import (
     Finding,
     missing_parts,
     next_steps,
-    ordered,
+    order_findings,
     site_findings,
 )
 from fairflare.reporting.groups import EQUITY, gap_label
-from fairflare.reporting.layout import MISSING, ROUNDING, counted, interval, listed, number, printable, spread
-from fairflare.reporting.no_effect import EQUAL, SHORT, nothing_learnt, undetected_parts
+from fairflare.reporting.layout import MISSING, ROUNDING, format_count, interval, join_parts, number, printable, spread
+from fairflare.reporting.no_effect import EQUAL, SHORT, find_undetected_parts, nothing_learnt
 from fairflare.reporting.notes import (
     MEASURED,
     SYNTHETIC_NOTE,
     global_notes,
     note_missing_parts,
 )
-from fairflare.reporting.standing import more_unequal, sources, tested
+from fairflare.reporting.standing import find_test, more_unequal, sources
 from fairflare.reporting.values import guess_of, label_of, rests_on, spell_metric
 from fairflare_lab.compare.differences import BETTER, MEASURES, NOT_KNOWN, ONE_SEED, OTHER_SITES, WORSE, Difference
-from fairflare_lab.compare.group_gaps import average_seeds, judged, named
+from fairflare_lab.compare.group_gaps import average_seeds, join_labels, judge_gaps
 from fairflare_lab.compare.rows import Row, setting_difference, settings_of
-from fairflare_lab.compare.rows import named as label_and_start
+from fairflare_lab.compare.rows import name_run as label_and_start
 
 TASK_SETTINGS, TASK_FILE, COMPARED = "the task's settings", "the task's file", "the structures that are compared"
 MOST = 200  # largest number of characters of a line
@@ -95,18 +95,20 @@ def comparison_findings(
     everywhere = _places(rows, lambda run: [""])[""]
     parts = _places(rows, lambda run: missing_parts(run, metric, primary, sites))
     findings = [
-        *_counted(
+        *_collect_texts(
             rows, NOTHING, "Nothing was learnt",
             lambda run: [text.partition(": ")[2].rstrip(".") for text in nothing_learnt(run, metric)],
         ),
-        *_counted(
+        *_collect_texts(
             rows, NOWHERE, "Found nowhere, 0 at every site that has it",
-            lambda run: undetected_parts(run).values() if primary and not nothing_learnt(run, metric) else (),
+            lambda run: find_undetected_parts(run).values() if primary and not nothing_learnt(run, metric) else (),
         ),
         *(Finding(FEWER, text) for text in _missing_runs(runs, complete, rows, reference)),
         *(Finding(FEWER, t if place == everywhere else f"In {place}: {t}") for t, place in parts.items()),
         *_verdicts(differences, reference),
-        *_counted(rows, BEYOND, f"Beyond what chance explains in {name}", lambda run: _apart(tested(run, metric))),
+        *_collect_texts(
+            rows, BEYOND, f"Beyond what chance explains in {name}", lambda run: _apart(find_test(run, metric))
+        ),
         *_people({row.label: row.runs for row in rows}, reference),
         *_last_site(row, metric),
     ]  # fmt: skip
@@ -123,32 +125,32 @@ def comparison_findings(
         "look in the table by site at what a method that is fairer costs each site, before it is chosen": any(
             d.measure == "std" and d.verdict == BETTER for d in totals
         ),
-        f"more test cases: a verdict takes {FEW} at each site, and {listed(sparse)} have fewer": sparse != [],
+        f"more test cases: a verdict takes {FEW} at each site, and {join_parts(sparse)} have fewer": sparse != [],
         f"more seeds (fairflare compare --seeds {max(5, 2 * seeds)}) or more test cases show smaller differences": (
             not sparse and any(d.verdict not in (BETTER, WORSE, OTHER_SITES) for d in totals)
         ),
     })  # fmt: skip
-    return ordered([*findings, *steps])
+    return order_findings([*findings, *steps])
 
 
 def _places(rows: Sequence[Row], texts_of: Callable[[RunResults], Iterable[str]]) -> dict[str, str]:
     """Return texts about runs, and in how many runs of which rows each holds: ``2 of 3 runs of fed_avg``."""
     counts = {row.label: Counter(text for run in row.runs for text in texts_of(run)) for row in rows}
     return {
-        text: listed(
-            f"{counts[row.label][text]} of {counted(len(row.runs), 'run')} of {row.label}"
+        text: join_parts(
+            f"{counts[row.label][text]} of {format_count(len(row.runs), 'run')} of {row.label}"
             for row in rows if counts[row.label][text]
         )
         for text in dict.fromkeys(text for count in counts.values() for text in count)
     }  # fmt: skip
 
 
-def _counted(
+def _collect_texts(
     rows: Sequence[Row], kind: str, head: str, texts_of: Callable[[RunResults], Iterable[str]]
 ) -> list[Finding]:
     """Return a finding with the texts that hold of some runs, those of the same runs together; none for no text."""
-    texts = gathered((place, text) for text, place in _places(rows, texts_of).items())
-    places = listed((f"{listed(of_place)} (in {place})" for place, of_place in texts.items()), "; ")
+    texts = group_by_key((place, text) for text, place in _places(rows, texts_of).items())
+    places = join_parts((f"{join_parts(of_place)} (in {place})" for place, of_place in texts.items()), "; ")
     return [Finding(kind, f"{head}: {places}.", {"runs": texts})] if texts else []
 
 
@@ -167,7 +169,9 @@ def _missing_runs(
     """Return sentences on runs that are missing, or that cannot be compared."""
     unfinished = [run for run in runs if run.status != "completed"]
     repeats, differing = len(runs) - len(unfinished) - len(complete), _differing_conditions(complete)
-    why = listed((f"{label_and_start(run)}: {printable(run.reason or run.status, MOST)}" for run in unfinished), "; ")
+    why = join_parts(
+        (f"{label_and_start(run)}: {printable(run.reason or run.status, MOST)}" for run in unfinished), "; "
+    )
     seeds = {row.label: {run.info.config.get("seed") for run in row.runs} - {None} for row in rows}
     sites = {
         row.label: {site for site in row.values[0] if math.isfinite(row.summarise_site(site).mean)} for row in rows
@@ -178,8 +182,8 @@ def _missing_runs(
         f"NOT COMPARABLE as they stand: the runs differ in {', '.join(differing)}.": differing,
         f"{len(unfinished)} of {len(runs)} runs did not complete and are left out: {why}.": unfinished,
         f"{repeats} of {len(runs)} runs stand there twice and count once.": repeats,
-        f"No seed in common with {reference}, so not compared: {named(at_other_seeds)}.": at_other_seeds,
-        f"No site in common with {reference}, so not compared: {named(at_other_sites)}.": at_other_sites,
+        f"No seed in common with {reference}, so not compared: {join_labels(at_other_seeds)}.": at_other_seeds,
+        f"No site in common with {reference}, so not compared: {join_labels(at_other_sites)}.": at_other_sites,
     })  # fmt: skip
 
 
@@ -220,12 +224,12 @@ def _verdicts(differences: Sequence[Difference], reference: str) -> Iterator[Fin
 
 
 def _describe_differences(differences: Iterable[Difference]) -> str:
-    return listed(f"{d.label} ({d.measure} {interval(d.low, d.high, d.mean)})" for d in differences)
+    return join_parts(f"{d.label} ({d.measure} {interval(d.low, d.high, d.mean)})" for d in differences)
 
 
 def _people(rows: Mapping[str, Sequence[RunResults]], reference: str) -> Iterator[Finding]:
     """Yield findings on gaps between groups of people over the seeds, and on methods with smaller or larger ones."""
-    values, differ = judged(rows, reference)
+    values, differ = judge_gaps(rows, reference)
     for attribute in dict.fromkeys(key[1] for key in values):
         intervals = {key: average_seeds([*by_seed.values()]) for key, by_seed in values.items()
                      if key[1] == attribute and not key[2].startswith(EQUITY)}  # fmt: skip
@@ -236,7 +240,7 @@ def _people(rows: Mapping[str, Sequence[RunResults]], reference: str) -> Iterato
         ]  # fmt: skip
         text = first_of({
             f"The groups of {attribute} differ, with 95 % intervals over cases and seeds that exclude 0: "
-            f"{listed(beyond, '; ')}.": beyond,
+            f"{join_parts(beyond, '; ')}.": beyond,
             f"No gap between groups of {attribute} has an interval over cases and seeds that excludes 0.": any(
                 math.isfinite(low) for low, _ in intervals.values()
             ),
@@ -261,7 +265,7 @@ def _last_site(row: Row, metric: str) -> list[Finding]:
         Finding(CHANCE, f"In {alike} of {row.label}, here the first: {first.text}", first.figures)
         for site, count in sites
         for first in [next(one for one in last if one.figures["site"] == site)]
-        for alike in [f"{count} of {counted(len(row.runs), 'run')}"]
+        for alike in [f"{count} of {format_count(len(row.runs), 'run')}"]
     ]
 
 
@@ -270,7 +274,7 @@ def _last_site(row: Row, metric: str) -> list[Finding]:
 
 def _note_chance(rows: Sequence[Row], metric: str) -> list[str]:
     """Return a note with each row's spread that equally good sites would have, and what it comes from."""
-    tests = {row.label: [test for run in row.runs if (test := tested(run, metric))] for row in rows}
+    tests = {row.label: [test for run in row.runs if (test := find_test(run, metric))] for row in rows}
     spreads = [
         f"{label} {number(statistics.fmean(test.chance_std for test in known))} by {sources(known[0])}"
         for label, known in tests.items() if known
@@ -288,7 +292,7 @@ def _faults(runs: Sequence[RunResults]) -> list[str]:
 
 def _list_settings(runs: Sequence[RunResults]) -> list[str]:
     """Return a line for each row, with those of its task's settings in which rows differ."""
-    rows = gathered((label_of(run), run) for run in runs)
+    rows = group_by_key((label_of(run), run) for run in runs)
     return [printable(f"  {label}: {setting_difference(own[0], runs, 'task.')}", MOST) for label, own in rows.items()]
 
 

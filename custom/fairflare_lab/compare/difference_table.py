@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fairflare.base.cases.resampling import CASES
 from fairflare.core.statistics.intervals import FEW
-from fairflare.reporting.layout import MISSING, Cell, Shown, Table, interval, p_value, printed
+from fairflare.reporting.layout import MISSING, Cell, Shown, Table, format_tables, interval, p_value
 from fairflare_lab.compare.differences import BETTER, MEASURES, WORSE, Difference
 from fairflare_lab.statistics.seed_intervals import POWER
 
@@ -61,7 +61,7 @@ def difference_table(
         width: largest width of the text.
     """
     shown = [d for d in found if style == "csv" or d.measure in MEASURES or d.tests_given_models]
-    return printed([table_of_differences(shown, reference)], notes_of_differences(found, reference), style, width)
+    return format_tables([table_of_differences(shown, reference)], notes_of_differences(found, reference), style, width)
 
 
 def notes_of_differences(found: Sequence[Difference], reference: str) -> list[str]:

@@ -14,7 +14,7 @@ from fairflare.base import checks
 from fairflare.base.checks import first_of
 from fairflare.core.statistics.intervals import FEW, LEVEL, holm
 from fairflare.reporting.documents import RunResults
-from fairflare.reporting.values import collect_by_site, linked
+from fairflare.reporting.values import are_linked, collect_by_site
 from fairflare_lab.compare.runs import VALUE, Array, Contrast, Runs, Units, draws_of
 from fairflare_lab.statistics.seed_intervals import Estimate, aggregate_sites
 
@@ -84,7 +84,7 @@ class Difference:
         return self.of is not None and len(self.values) == 1
 
 
-def paired(
+def compare_pairs(
     label: str, measure: str, found: Contrast, *, higher_is_better: bool, given: bool = False, **about: Any
 ) -> Difference:
     """Return the mean of paired differences, its interval and its p-value, not corrected for other tests.
@@ -128,7 +128,7 @@ def _verdict(d: Difference) -> str:
     })  # fmt: skip
 
 
-def corrected(found: Sequence[Difference]) -> list[Difference]:
+def correct_p_values(found: Sequence[Difference]) -> list[Difference]:
     """Return differences with p-values corrected for all rows and measures together, and for all rows and sites."""
     result = [replace(d, p_holm=math.nan) for d in found]
     for totals in (True, False):
@@ -168,7 +168,7 @@ def differences_of(
         pairs = {seed: (own[seed], by_seed[reference][seed]) for seed in sorted({*own} & {*by_seed[reference]})}
         if label != reference and pairs:
             found += _compare_row(label, reference, pairs, metric, higher)
-    return corrected(found)
+    return correct_p_values(found)
 
 
 def _split_seeds(label: str, runs: Sequence[RunResults]) -> dict[int, RunResults]:
@@ -203,7 +203,7 @@ def _compare_row(
     first = next(iter(pairs.values()))[0]
     given = all(run.info.num_rounds == 0 for pair in pairs.values() for run in pair)
     found = []
-    measures = MEASURES if linked(first, metric) else MEASURES[:1]
+    measures = MEASURES if are_linked(first, metric) else MEASURES[:1]
     for name in (*measures, *runs.sites):
         total, half = name in MEASURES, 2 if name == "std" else 1
         over = runs if total else runs.select_site(name)
@@ -217,5 +217,7 @@ def _compare_row(
             "limit": largest / half, "sites": tuple(over.sites), "units": over.units,
             "lacking": lacking if total else {},
         }  # fmt: skip
-        found.append(paired(label, name, contrast, higher_is_better=higher and name != "std", given=given, **about))
+        found.append(
+            compare_pairs(label, name, contrast, higher_is_better=higher and name != "std", given=given, **about)
+        )
     return found

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fairflare.base.checks import gathered, true_texts
+from fairflare.base.checks import group_by_key, true_texts
 from fairflare.core.cells import Cell
 from fairflare.core.statistics.group_intervals import GAPS
 from fairflare.core.statistics.group_metrics import SCALED, WITHIN
@@ -27,10 +27,10 @@ from fairflare.reporting.groups import (
     groups_at,
     summarise_groups,
 )
-from fairflare.reporting.layout import MISSING, Shown, Table, interval, listed, p_value, printed, spread
+from fairflare.reporting.layout import MISSING, Shown, Table, format_tables, interval, join_parts, p_value, spread
 from fairflare.reporting.layout import Cell as Entry
 from fairflare.reporting.values import label_of
-from fairflare_lab.compare.differences import NOT_KNOWN, Difference, corrected, paired
+from fairflare_lab.compare.differences import NOT_KNOWN, Difference, compare_pairs, correct_p_values
 from fairflare_lab.compare.left_out import Unseen
 from fairflare_lab.compare.runs import Contrast
 from fairflare_lab.statistics.seed_intervals import estimate
@@ -89,7 +89,7 @@ def gap_table(rows: Mapping[str, Sequence[Run]], reference: str) -> Table:
         rows: complete runs by label.
         reference: label of the row that other rows are compared with; without such a row differences are empty.
     """
-    values, differ = judged(rows, reference)
+    values, differ = judge_gaps(rows, reference)
     order = sorted(values, key=lambda key: (key[1], MEASURES.index(key[2]), [*rows].index(key[0])))
     body: list[list[Entry]] = []
     for key in order:
@@ -118,16 +118,16 @@ def _entries(of: Difference | None) -> list[Entry]:
     return [Shown(interval(of.low, of.high, of.mean), [of.mean, of.low, of.high]), p, of.verdict]
 
 
-def judged(rows: Mapping[str, Sequence[Run]], reference: str) -> tuple[dict[Key, Values], dict[Key, Difference]]:
+def judge_gaps(rows: Mapping[str, Sequence[Run]], reference: str) -> tuple[dict[Key, Values], dict[Key, Difference]]:
     """Return each gap or metric by seed, and its difference to the reference with a verdict after Holm's correction."""
-    each = gathered(
+    each = group_by_key(
         ((label, attribute, name), (run.info.seed or 0, _value(run, attribute, name)))
         for label, runs in rows.items() for run in runs for attribute in attributes_of(run) for name in MEASURES
     )  # fmt: skip
     known = {key: {seed: value for seed, value in own if math.isfinite(value.value)} for key, own in each.items()}
     values = {key: found for key, found in known.items() if found}
     differ = {key: d for key in values if (d := difference_of(key, values, reference)) is not None}
-    return values, dict(zip(differ, corrected(list(differ.values())), strict=True))
+    return values, dict(zip(differ, correct_p_values(list(differ.values())), strict=True))
 
 
 def _value(run: Run, attribute: str, name: str) -> Value:
@@ -140,9 +140,9 @@ def _value(run: Run, attribute: str, name: str) -> Value:
     return Value(gap, (low, high), [x for values in without for x in values if x is not None], cases, cell.part)
 
 
-def named(labels: Sequence[str]) -> str:
+def join_labels(labels: Sequence[str]) -> str:
     """Return labels as a list in words, with semicolons between labels that contain commas."""
-    return listed(labels, "; " if any(", " in one for one in labels) else ", ")
+    return join_parts(labels, "; " if any(", " in one for one in labels) else ", ")
 
 
 def notes_of_gaps(rows: Mapping[str, Sequence[Run]], reference: str) -> list[str]:
@@ -162,7 +162,7 @@ def notes_of_gaps(rows: Mapping[str, Sequence[Run]], reference: str) -> list[str
             f"{label}: {len(rows[label]) - len(asked)} of {len(rows[label])} runs did not ask for groups.": (
                 len(asked) < len(rows[label])
             ),
-            f"{label}: groups or classes of them stay at {listed(withheld)} and are in no figure.": withheld,
+            f"{label}: groups or classes of them stay at {join_parts(withheld)} and are in no figure.": withheld,
         })  # fmt: skip
     return notes
 
@@ -171,7 +171,7 @@ def gaps_in_words(
     rows: Mapping[str, Sequence[Run]], reference: str, *more: str, style: str = "text", width: int | None = None
 ) -> str:
     """Return :func:`gap_table` as text with the notes ``more`` and :func:`notes_of_gaps`; CSV has no notes."""
-    return printed([gap_table(rows, reference)], [*more, *notes_of_gaps(rows, reference)], style, width)
+    return format_tables([gap_table(rows, reference)], [*more, *notes_of_gaps(rows, reference)], style, width)
 
 
 def collect_left_out(found: Sequence[tuple[Run, Unseen]]) -> dict[str, list[Run]]:
@@ -182,7 +182,7 @@ def collect_left_out(found: Sequence[tuple[Run, Unseen]]) -> dict[str, list[Run]
     """
     sites = {unseen.site for _, unseen in found}
     rows: dict[str, list[Run]] = {}
-    by_seed = gathered(((label_of(run), int(run.info.seed or 0)), (run, unseen)) for run, unseen in found)
+    by_seed = group_by_key(((label_of(run), int(run.info.seed or 0)), (run, unseen)) for run, unseen in found)
     for (label, seed), each in sorted(by_seed.items(), key=lambda one: one[0][1]):
         sums = {unseen.site: _arrays(unseen.groups) for _, unseen in each}
         if {*sums} == sites and all(sums.values()):
@@ -218,7 +218,7 @@ def difference_of(key: Key, values: Mapping[Key, Values], reference: str) -> Dif
     if label == reference or not seeds:
         return None
     found = _contrast({seed: (values[key][seed], against[seed]) for seed in seeds})
-    of = paired(label, " ".join(what), found, higher_is_better=what[1].startswith(EQUITY), limit=1.0)
+    of = compare_pairs(label, " ".join(what), found, higher_is_better=what[1].startswith(EQUITY), limit=1.0)
     if math.isfinite(found.shared):
         return of
     return replace(of, low=math.nan, high=math.nan, p=math.nan)  # seeds alone do not justify a verdict

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fairflare.base.checks import gathered, true_texts
+from fairflare.base.checks import group_by_key, true_texts
 from fairflare.reporting.documents import RunResults
-from fairflare.reporting.layout import MISSING, Spread, Table, printed
+from fairflare.reporting.layout import MISSING, Spread, Table, format_tables
 from fairflare.reporting.values import collect_by_site, label_of
 from fairflare_lab.compare.rows import complete_runs, row_of
 
@@ -37,7 +37,7 @@ def paper_table(
         ValueError: no run is complete.
     """
     complete = complete_runs(runs)
-    by_label = gathered((label_of(run), run) for run in complete)
+    by_label = group_by_key((label_of(run), run) for run in complete)
     last = all(run.last_rounds for run in complete)
     table: dict[str, list[str]] = {"method": list(by_label)}
     notes, absent = [], []
@@ -74,7 +74,9 @@ def paper_table(
     })  # fmt: skip
     about = f"{title}, in percent, of the {models}: mean ± population standard deviation over them and the runs."
     cells_of_rows = list(zip(*table.values(), strict=True))
-    return printed([Table("paper_table", title, list(table), cells_of_rows)], [about, *notes, *warnings], style, width)
+    return format_tables(
+        [Table("paper_table", title, list(table), cells_of_rows)], [about, *notes, *warnings], style, width
+    )
 
 
 def _cell(spread: Spread) -> str:

@@ -8,23 +8,23 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fairflare.base.checks import gathered
+from fairflare.base.checks import group_by_key
 from fairflare.base.settings import flatten
 from fairflare.core.cells import SUPPRESSED
 from fairflare.core.fairness import FairnessSummary, summarize
 from fairflare.reporting.documents import RunResults
 from fairflare.reporting.layout import Cell, Spread, spread
 from fairflare.reporting.values import (
+    are_linked,
     collect_by_site,
     direction_of,
+    find_suppressed,
     global_metrics,
     global_values,
     label_of,
-    linked,
-    measured,
     missing_reason,
+    read_metric,
     site_columns,
-    suppressed_of,
 )
 
 
@@ -93,7 +93,7 @@ def rows_of(runs: Sequence[RunResults], metric: str) -> list[Row]:
     Raises:
         ValueError: a run lacks the metric; the message names the run.
     """
-    groups = gathered(((label_of(run), json.dumps(settings_of(run), sort_keys=True)), run) for run in runs)
+    groups = group_by_key(((label_of(run), json.dumps(settings_of(run), sort_keys=True)), run) for run in runs)
     labels = [label for label, _ in groups]
     rows = []
     for index, ((label, _), group) in enumerate(groups.items()):
@@ -112,10 +112,10 @@ def rows_of(runs: Sequence[RunResults], metric: str) -> list[Row]:
 
 def row_of(label: str, runs: Sequence[RunResults], metric: str, last: bool = False) -> Row:
     """Return a row of the given runs; ``last``: with values of each of their last models."""
-    tested = [(run, by_site) for run in runs for by_site in measured(run, metric, last=last)]
+    tested = [(run, by_site) for run in runs for by_site in read_metric(run, metric, last=last)]
     higher = direction_of(runs[0], metric)
     summaries = [
-        summarize(v, higher_is_better=higher, suppressed=suppressed_of(run, metric), linked=linked(run, metric))
+        summarize(v, higher_is_better=higher, suppressed=find_suppressed(run, metric), linked=are_linked(run, metric))
         for run, v in tested
     ]
     which = runs[0].info.measured
@@ -125,16 +125,16 @@ def row_of(label: str, runs: Sequence[RunResults], metric: str, last: bool = Fal
 def _check_metric(run: RunResults, metric: str) -> None:
     if not all(math.isnan(value) for value in collect_by_site(run, metric).values()):
         return
-    known, kept = sorted(site_columns(run)), sorted(suppressed_of(run, metric))
+    known, kept = sorted(site_columns(run)), sorted(find_suppressed(run, metric))
     why = f", at {', '.join(f'{site} ({missing_reason(run, metric, site)})' for site in kept)}"
     other = (
         f"; it has {', '.join(known[:8]) or 'none'}{' ...' if len(known) > 8 else ''}. "
         "Compare runs of one task, or choose a metric that all have with --metric"
     )
-    raise ValueError(f"the run {named(run)} has no test results for metric {metric!r}{why if kept else other}")
+    raise ValueError(f"the run {name_run(run)} has no test results for metric {metric!r}{why if kept else other}")
 
 
-def named(run: RunResults) -> str:
+def name_run(run: RunResults) -> str:
     """Return words that identify a run for its user: label, time of its start, and seed."""
     begun = f", begun {run.started[:19]}" if run.started else ""
     return f"{label_of(run)!r}{begun}" + ("" if run.info.seed is None else f", seed {run.info.seed}")

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflare.base.cases.resampling import UNITS
-from fairflare.core.statistics.intervals import LEAST, degrees, skewness, widened
+from fairflare.core.statistics.intervals import LEAST, degrees, skewness, widen_draws
 from fairflare.reporting.documents import RunResults
 from fairflare_lab.statistics.seed_intervals import Estimate, estimate, shared_variance
 
@@ -91,7 +91,7 @@ class Runs:
             if draws is not None and site in units:
                 cell[1 : 1 + len(draws[1])] = draws[1]
         counts = [units[site][1] or math.inf if site in units else math.inf for site in sites]
-        values[..., DRAWS] = widened(values[..., VALUE], values[..., DRAWS], counts)
+        values[..., DRAWS] = widen_draws(values[..., VALUE], values[..., DRAWS], counts)
         return cls(values, seeds, sites, units)
 
     def select_site(self, site: str) -> Runs:

@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fairflare.base.checks import gathered, true_texts
+from fairflare.base.checks import group_by_key, true_texts
 from fairflare.core.statistics.intervals import ROUNDING
 from fairflare.reporting.documents import RunResults
-from fairflare.reporting.layout import Cell, Shown, Spread, Table, interval, listed, printed, spread
+from fairflare.reporting.layout import Cell, Shown, Spread, Table, format_tables, interval, join_parts, spread
 from fairflare.reporting.values import collect_by_site, direction_of, label_of, metrics_of, spell_metric
 from fairflare_lab.compare.left_out import Unseen
 from fairflare_lab.compare.runs import Array, Contrast, Draws, Figure, Runs, draws_of
@@ -85,8 +85,8 @@ def unseen_of(found: Sequence[Pair], metric: str | None = None) -> UnseenSites:
     sites = sorted({unseen.site for _, unseen in found})
     rows: list[UnseenRow] = []
     notes: list[str] = []
-    for label, pairs in gathered((label_of(pair[0]), pair) for pair in found).items():
-        of_seeds = gathered((int(run.info.seed or 0), (run, unseen)) for run, unseen in pairs)
+    for label, pairs in group_by_key((label_of(pair[0]), pair) for pair in found).items():
+        of_seeds = group_by_key((int(run.info.seed or 0), (run, unseen)) for run, unseen in pairs)
         by_seed = {seed: {unseen.site: (run, unseen) for run, unseen in own} for seed, own in of_seeds.items()}
         rows.append(_row(label, by_seed, sites, chosen, higher))
         if lacking := sorted(seed for seed, by in by_seed.items() if len(by) < len(sites)):
@@ -155,7 +155,7 @@ def _contrasts(
         for kind in ("metrics", "adapted")
     )
     runs = Runs.stack(
-        [{seed: _trained(by[site][0], metric) | row[seed] for seed, by in whole.items()}
+        [{seed: _read_trained(by[site][0], metric) | row[seed] for seed, by in whole.items()}
          for site, row in zip(sites, left_out, strict=True)]
     )  # fmt: skip
     both = Runs.stack([*left_out, *adapted])
@@ -181,7 +181,7 @@ def _contrasts(
     return {name: of.contrast(figure) for name, (of, figure) in figures.items()}, " or ".join(kinds)
 
 
-def _trained(run: RunResults, metric: str) -> dict[str, tuple[float, Draws | None]]:
+def _read_trained(run: RunResults, metric: str) -> dict[str, tuple[float, Draws | None]]:
     """Return a run's values and draws of a metric at its own sites, without sites that have no value."""
     by_site = collect_by_site(run, metric)
     return {site: (value, draws_of(run, site, metric)) for site, value in by_site.items() if math.isfinite(value)}
@@ -250,7 +250,7 @@ def unseen_table(
         f"{of.metric} ({'higher' if of.higher else 'lower'} is better) of the last models; a site's column is of "
         "models that were trained without it, on its test split. Mean ± population standard deviation over the seeds."
     ]
-    return printed([unseen_cells(of)], [*notes, *intervals_in_words(of), *of.notes], style, width)
+    return format_tables([unseen_cells(of)], [*notes, *intervals_in_words(of), *of.notes], style, width)
 
 
 def unseen_cells(found: UnseenSites) -> Table:
@@ -276,5 +276,5 @@ def unseen_cells(found: UnseenSites) -> Table:
 def intervals_in_words(found: UnseenSites) -> list[str]:
     """Return a sentence on what variation each method's intervals include; of other hospitals they say nothing."""
     beyond = "; of other hospitals they say nothing"
-    rows = gathered((f"over {row.over}{beyond}" if row.over else NOT_SURE, row.label) for row in found.rows)
-    return [f"95 % intervals ({listed(labels)}): {over}." for over, labels in rows.items()]
+    rows = group_by_key((f"over {row.over}{beyond}" if row.over else NOT_SURE, row.label) for row in found.rows)
+    return [f"95 % intervals ({join_parts(labels)}): {over}." for over, labels in rows.items()]

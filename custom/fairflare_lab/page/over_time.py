@@ -9,7 +9,7 @@ from fairflare.core.cells import LAST, pivot
 from fairflare.core.fairness import summarize
 from fairflare.reporting.documents import RunResults
 from fairflare.reporting.layout import Cell, Table
-from fairflare.reporting.values import linked, sentence
+from fairflare.reporting.values import are_linked, sentence
 from fairflare_lab.compare.rows import Row
 from fairflare_lab.page.content import NOTHING, Picture, Section
 from fairflare_lab.page.lines import LineOptions, frame, lines, panels_of, site_parts
@@ -29,13 +29,13 @@ def rounds(material: Material, split: str = "validation") -> Section:
     For ``"test"`` it is empty unless models of earlier rounds were tested too (``test_every``, ``test_last``).
     """
     key, title, which = SPLITS[split]
-    measured = {row.label: _measured(row, split, material.metric) for row in material.rows}
+    measured = {row.label: _read_rounds(row, split, material.metric) for row in material.rows}
     found = [(row, *one) for row in material.rows if len({n for n, _ in measured[row.label]}) > (split == "test")
              for one in measured[row.label]]  # fmt: skip
     if not found:
         return NOTHING
     summaries = [
-        (row.label, n, summarize(of, higher_is_better=material.higher, linked=linked(row.runs[0], material.metric)))
+        (row.label, n, summarize(of, higher_is_better=material.higher, linked=are_linked(row.runs[0], material.metric)))
         for row, n, of in found
     ]
     labels, metric = [row.label for row in material.rows], name_metric(material)
@@ -68,7 +68,7 @@ def rounds(material: Material, split: str = "validation") -> Section:
     return Section(key, title, parts=parts)
 
 
-def _measured(row: Row, split: str, metric: str) -> list[tuple[int, dict[str, float]]]:
+def _read_rounds(row: Row, split: str, metric: str) -> list[tuple[int, dict[str, float]]]:
     """Return the sites' values in each round of each run; for validation the final model follows the last round."""
     found = []
     for run in row.runs:

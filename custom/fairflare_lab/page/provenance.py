@@ -8,7 +8,7 @@ from typing import Any
 
 from fairflare.base.settings import flatten
 from fairflare.reporting.documents import RunResults
-from fairflare.reporting.layout import Cell, Table, listed, printable
+from fairflare.reporting.layout import Cell, Table, join_parts, printable
 from fairflare.reporting.values import spell_metric, title_of
 from fairflare_lab.compare.rows import Row
 from fairflare_lab.page.content import Section
@@ -31,11 +31,11 @@ def facts(documents: Sequence[RunResults], metric: str) -> list[tuple[str, str]]
     days = sorted(day[:10] for document in documents for day in (document.started, document.finished) if day)
     seeds = sorted({int(info.seed) for info in infos if info.seed is not None})
     told = {
-        "Method" + "s" * (len(documents) > 1): listed(methods, most=MOST),
+        "Method" + "s" * (len(documents) > 1): join_parts(methods, most=MOST),
         "Runs": str(len(documents)) * (len(documents) > 1),
         "Task": f"{' or '.join(sorted(kinds))}, by {spell_metric(metric)}",
         "Data": " or ".join(sorted(made_up)),
-        "Sites": f"{len(sites)}: {listed(sites, most=MOST)}",
+        "Sites": f"{len(sites)}: {join_parts(sites, most=MOST)}",
         "Rounds": " or ".join(f"{done} of {of}" if done < of else f"{done}" for done, of in sorted(rounds)),
         "Seed" + "s" * (len(seeds) > 1): ", ".join(map(str, seeds)),
         "Date": " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "",

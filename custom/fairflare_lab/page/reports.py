@@ -28,7 +28,7 @@ def reports(material: Material) -> Section:
         part
         for field in fields[:MAX_FIELDS]
         for part in site_parts(
-            material, collect_values(material, partial(_reported, field)),
+            material, collect_values(material, partial(_read_field, field)),
             "report_" + re.sub("[^a-zA-Z0-9]", "_", field)[:40], f"{field} of each site",
             f"{MEANINGS.get(field, field)}: a line for each site{material.over_seeds}.", field,
         )
@@ -37,5 +37,5 @@ def reports(material: Material) -> Section:
     return Section("reports", "What the sites reported", notes, parts)
 
 
-def _reported(field: str, record: RoundRecord) -> dict[str, float]:
+def _read_field(field: str, record: RoundRecord) -> dict[str, float]:
     return {site: float(of[field]) for site, of in record.reports.items() if is_number(of.get(field))}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fairflare.base.disk.files import write_whole
 from fairflare.core.statistics.site_figures import AXES, CLASS, INTENSITY
-from fairflare.reporting.layout import Cell, Shown, Table, listed
+from fairflare.reporting.layout import Cell, Shown, Table, join_parts
 from fairflare.reporting.sites.statistics import PAGE, Figures, StatsDocument, others_of
 from fairflare_lab.page.content import NOTHING, Page, Picture, Section
 from fairflare_lab.page.style import COLOURS, GRID, figure, label
@@ -53,8 +53,8 @@ def page_of(document: StatsDocument) -> Page:
         _intensity(document, shown),
         Section("counts", "Classes, sizes and spacings", parts=[table for table in counts if table.rows]),
     ]
-    facts = [("Sites", f"{len(document.sites)}: {listed(document.sites)}")]
-    synthetic = f"Made-up images, no patient data: {listed(document.synthetic)}." if document.synthetic else ""
+    facts = [("Sites", f"{len(document.sites)}: {join_parts(document.sites)}")]
+    synthetic = f"Made-up images, no patient data: {join_parts(document.synthetic)}." if document.synthetic else ""
     return Page("How different the sites' images are", facts, synthetic, document.sentences, sections, terms=TERMS)
 
 

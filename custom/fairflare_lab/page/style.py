@@ -61,7 +61,7 @@ def label(text: object, most: int = MAX_NAME) -> str:
 
 
 @contextmanager
-def styled(name: str) -> Iterator[None]:
+def use_style(name: str) -> Iterator[None]:
     """Set matplotlib's settings during the context, in which a figure is drawn and written."""
     import matplotlib
 
@@ -116,7 +116,7 @@ def chart(
 
 
 def log_scale(axes: Axes) -> None:
-    """Make the vertical axis logarithmic, with plain numbers as labels, since :func:`styled` turns formulas off."""
+    """Make the vertical axis logarithmic, with plain numbers as labels, since :func:`use_style` turns formulas off."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     axes.set_yscale("log")
@@ -162,7 +162,7 @@ def draw_forms(name: str, draw: Callable[[], Figure]) -> Drawn:
         name: name of the figure, unique in the page: letters, digits, ``_`` and ``-``.
         draw: function that draws the figure.
     """
-    with styled(name):
+    with use_style(name):
         drawing = draw()
         text = io.StringIO()
         drawing.savefig(text, format="svg", metadata={"Date": None})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from fairflare.base.checks import gathered
+from fairflare.base.checks import group_by_key
 from fairflare.reporting.layout import Table
 from fairflare_lab.page.content import Picture, Section
 from fairflare_lab.page.lines import LineOptions, collect_values, frame, site_parts
@@ -22,7 +22,7 @@ def layers(material: Material) -> Section:
     places = {layer: place for place, layer in enumerate(names)}
     weights = ((r, s, places[layer], w) for r, _, layer, s, of in values if (w := of.get("weight")) is not None)
     unlike = collect_values(material, lambda record: {
-        site: statistics.fmean(values) for site, values in gathered(
+        site: statistics.fmean(values) for site, values in group_by_key(
             (site, apart) for by_site in (record.layers or {}).values() for site, of in by_site.items()
             for apart in [of.get("dissimilarity")] if apart is not None
         ).items()

@@ -14,7 +14,7 @@ from fairflare import __version__
 from fairflare.base.disk.files import write_whole
 from fairflare.base.own_errors import lacking_package
 from fairflare.reporting.documents import RunResults
-from fairflare.reporting.layout import MAX_COLUMNS, Table, counted, print_cell, printable
+from fairflare.reporting.layout import MAX_COLUMNS, Table, format_count, print_cell, printable
 from fairflare.reporting.notes import SYNTHETIC_NOTE
 from fairflare.reporting.results import PAGE_FILE
 from fairflare.reporting.sites.own_models import personal_tables
@@ -143,7 +143,7 @@ def build(material: Material) -> Page:
     filled = (replace(s, parts=[part for part in s.parts if isinstance(part, Picture) or part.rows]) for s in sections)
     title = f"Comparison of {len(material.rows)} methods" if len(material.rows) > 1 else label_of(runs[0])
     if not material.rows and unseen:
-        title = f"{counted(len(unseen.sites), 'site')} left out{' in turn' * (len(unseen.sites) > 1)}"
+        title = f"{format_count(len(unseen.sites), 'site')} left out{' in turn' * (len(unseen.sites) > 1)}"
     made_up = sum(run.info.synthetic for run in [*runs, *material.others])
     some = f"The data of {made_up} of {len(runs) + len(material.others)} runs are SYNTHETIC (generated images)."
     return Page(

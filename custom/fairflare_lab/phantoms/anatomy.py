@@ -224,9 +224,9 @@ class Anatomy:
                     canvas.paint(visible * ramp(region, 1 + soft, 1 - soft), colour)
                     label[region < 1] = part.label or label[region < 1]
             regions[part.tissue] = region
-        return Patient(self._acquired(canvas, scanner, voxel), label, voxel, int(second))
+        return Patient(self._acquire(canvas, scanner, voxel), label, voxel, int(second))
 
-    def _acquired(self, canvas: Canvas, scanner: Scanner, voxel: Point) -> npt.NDArray[Any]:
+    def _acquire(self, canvas: Canvas, scanner: Scanner, voxel: Point) -> npt.NDArray[Any]:
         """Apply the tissues' texture and the scanner's contrast curve, bias field, coil, blur and Rician noise."""
         from scipy.ndimage import gaussian_filter
 

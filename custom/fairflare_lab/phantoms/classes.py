@@ -78,7 +78,7 @@ def class_site(plan: PhantomPlan, index: int) -> PhantomSite:
         images[split] = partial(_common_images, plan, noisy, batches[split])
     labels = {split: batches[split].labels for split in plan.splits}
     if plan.has_label_noise(index):
-        labels["training"] = _freeze(_mislabelled(plan, index, labels["training"]))
+        labels["training"] = _freeze(_mislabel(plan, index, labels["training"]))
     attributes = {split: batches[split].attributes for split in plan.splits}
     drawn = _Drawn({split: images[split] for split in plan.splits})
     return PhantomSite(drawn, MappingProxyType(labels), MappingProxyType(attributes))
@@ -132,7 +132,7 @@ def _batch(plan: PhantomPlan, purpose: str, dealt: Labels, attributes: Labels, p
     return _Batch(purpose, np.arange(len(dealt)), dealt, labels, shown, attributes).only(np.arange(len(dealt)))
 
 
-def _mixed(plan: PhantomPlan, purpose: str, classes: Labels, counts: Sequence[int]) -> _Batch:
+def _mix_batch(plan: PhantomPlan, purpose: str, classes: Labels, counts: Sequence[int]) -> _Batch:
     """Return a batch with ``counts`` images of the ``classes``, in random order, with random attributes."""
     rng = np.random.default_rng(image_seed(purpose, plan.seed))
     dealt = rng.permutation(np.repeat(classes, counts))
@@ -148,14 +148,14 @@ def _mixed(plan: PhantomPlan, purpose: str, classes: Labels, counts: Sequence[in
 def _pool(plan: PhantomPlan) -> _Batch:
     """Return the batch of training and validation images of all sites together."""
     counts = class_counts(plan.kind.counts, plan.num_samples, plan.min_class)
-    return _mixed(plan, "pool", np.arange(len(counts)), counts)
+    return _mix_batch(plan, "pool", np.arange(len(counts)), counts)
 
 
 def _own_test(plan: PhantomPlan, index: int) -> _Batch:
     """Return the batch of a site's own test set, with the class proportions of its training and validation images."""
     has = np.bincount(_pool(plan).dealt[_partition(plan)[index]], minlength=len(plan.kind.counts))
     present = np.flatnonzero(has)
-    return _mixed(
+    return _mix_batch(
         plan, f"test/{index}", present, class_counts(has[present].tolist(), plan.num_own_test, OWN_CLASS)
     )  # fmt: skip
 
@@ -205,7 +205,7 @@ def _own_split(plan: PhantomPlan, index: int) -> tuple[npt.NDArray[np.int64], np
     return mine[training], mine[validation]
 
 
-def _mislabelled(plan: PhantomPlan, index: int, labels: Labels) -> Labels:
+def _mislabel(plan: PhantomPlan, index: int, labels: Labels) -> Labels:
     rng = np.random.default_rng(image_seed(f"labels/{index}", plan.seed))
     classes, count = len(plan.kind.counts), len(labels)
     wrong = rng.permutation(count) < round(plan.label_noise * count)

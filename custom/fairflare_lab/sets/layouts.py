@@ -1,7 +1,7 @@
 """Read and write published data sets by entries that name the places of files and the meaning of columns.
 
-A layout (:func:`listed`, :func:`class_folders`, :func:`paired`, :func:`arrays`) is called with the source folder, the
-seed and whether folds are drawn, and returns items: a list, or by site. An entry fills in its other arguments by
+A layout (:func:`list_table_images`, :func:`class_folders`, :func:`pair_images`, ...) is called with the source folder,
+the seed and whether folds are drawn, and returns items: a list, or by site. An entry fills in its other arguments by
 ``functools.partial``, and may name any other function of this form.
 """
 
@@ -25,7 +25,7 @@ from fairflare.base.checks import choice, first_of, whole
 from fairflare.data.datalist import DataError
 from fairflare.data.preparers.contents import strip_ending
 from fairflare.data.preparers.dealing import Dealing
-from fairflare.data.preparers.items import Item, Pixels, relabelled
+from fairflare.data.preparers.items import Item, Pixels, relabel_mask
 from fairflare.data.preparers.listed import attributes_of, split_name
 from fairflare.data.preparers.looking import refuse_bad
 from fairflare.data.preparers.names import existing_folder, file_name, listing
@@ -176,7 +176,7 @@ def _stem(name: str) -> str:
     return strip_ending(Path(name).name).lower()
 
 
-def listed(
+def list_table_images(
     source: Path, seed: int = 0, folds: bool = False, *, tables: Sequence[str], classes: Sequence[str],
     folders: Sequence[str] = (), columns: Sequence[Mapping[str, str]] = ({"image": "image"},),
     sites: Sequence[str] = (), keys: Callable[[Path], Mapping[str, str]] | None = None,
@@ -300,7 +300,7 @@ def all_pairs(site: str, images: Path, masks: Path) -> list[Item]:
     return tree.cases
 
 
-def paired(
+def pair_images(
     source: Path, seed: int = 0, folds: bool = False, *, sites: Mapping[str, Sequence[str]],
     parts: Mapping[str, tuple[str, ...]], images: str, masks: str, tops: tuple[int, ...] = (),
     labels: tuple[int, ...] = (),
@@ -314,12 +314,12 @@ def paired(
         parts: folders below a site's folder, each with the splits of its images; without splits, these are drawn.
         images, masks: names of the two folders in a part.
         tops, labels: ranges of grey values in masks and their labels, as in
-            :func:`fairflare.data.preparers.items.relabelled`; empty if masks stay unchanged.
+            :func:`fairflare.data.preparers.items.relabel_mask`; empty if masks stay unchanged.
     """
     by_site: dict[str, list[Item]] = {}
     for (site, folder), (part, splits) in product(site_folders(source, sites).items(), parts.items()):
         for case in all_pairs(site, folder / part / images, folder / part / masks):
-            mask = partial(relabelled, case.mask, tops, labels) if labels else case.mask
+            mask = partial(relabel_mask, case.mask, tops, labels) if labels else case.mask
             name = f"{file_name(part)}_{file_name(case.name)}".lstrip("_")
             by_site.setdefault(site, []).append(replace(case, name=name, mask=mask, splits=splits))
     return by_site

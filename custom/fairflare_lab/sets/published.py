@@ -21,8 +21,8 @@ from fairflare_lab.sets.layouts import (
     check_classes,
     class_folders,
     compare_counts,
-    listed,
-    paired,
+    list_table_images,
+    pair_images,
     person_of_images,
     public_set,
     tiles,
@@ -60,7 +60,7 @@ PEOPLE_2019 = partial(
 )  # fmt: skip
 KEYS_2019 = partial(person_of_images, table=META_2019, person="lesion_id")
 LAYOUT_2019 = partial(
-    listed, tables=(f"{TRUTH_2019}.csv", f"{TRUTH_2019}/{TRUTH_2019}.csv"), classes=tuple(ISIC2019),
+    list_table_images, tables=(f"{TRUTH_2019}.csv", f"{TRUTH_2019}/{TRUTH_2019}.csv"), classes=tuple(ISIC2019),
     folders=(INPUT_2019,), keys=KEYS_2019,
 )  # fmt: skip
 # FLamby's centres, each with its number of images for training and test together.
@@ -96,7 +96,8 @@ SETS = (
     public_set(
         "rif", "optic disc and cup, four sites",
         partial(
-            paired, sites=RIF_SITES, parts={"train": (), "test": ("test",)}, images="ROIs/image", masks="ROIs/mask",
+            pair_images, sites=RIF_SITES, parts={"train": (), "test": ("test",)},
+            images="ROIs/image", masks="ROIs/mask",
             tops=(50, 200), labels=(2, 1, 0),  # ranges of grey values: cup, rim of the disc, background
         ),
         published=partial(
@@ -112,7 +113,7 @@ SETS = (
     public_set(
         "messidor2", "grades of diabetic retinopathy (Messidor-2)",
         partial(
-            listed, tables=("messidor_data.csv",), classes=tuple(GRADES),
+            list_table_images, tables=("messidor_data.csv",), classes=tuple(GRADES),
             keys=partial(person_of_images, table="messidor-2.csv", images=("left", "right")),
             columns=[
                 {"image": "image_id", "label": "adjudicated_dr_grade", "usable": "adjudicated_gradable"},
@@ -129,7 +130,7 @@ SETS = (
     public_set(
         "isic2018", "skin lesions, 7 classes (ISIC 2018 task 3)",
         partial(
-            listed, tables=(f"{TRUTH_2018}/{TRUTH_2018}.csv", f"{TRUTH_2018}.csv"), classes=tuple(ISIC2018),
+            list_table_images, tables=(f"{TRUTH_2018}/{TRUTH_2018}.csv", f"{TRUTH_2018}.csv"), classes=tuple(ISIC2018),
             folders=("ISIC2018_Task3_Training_Input",),
             keys=partial(person_of_images, table=LESIONS_2018, person="lesion_id"),
         ),
@@ -146,7 +147,7 @@ SETS = (
     public_set(
         "isic2019-flamby", "ISIC 2019 by FLamby's six centres",
         partial(
-            listed, tables=("train_test_split", "train_test_split.csv", "train_test_folds.csv"),
+            list_table_images, tables=("train_test_split", "train_test_split.csv", "train_test_folds.csv"),
             classes=tuple(ISIC2019), folders=(f"{INPUT_2019}_preprocessed", INPUT_2019), sites=tuple(CENTRES),
             keys=KEYS_2019,
             columns=[{"image": "image", "label": "target", "site": "center", "fold": "fold"}],

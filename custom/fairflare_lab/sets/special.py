@@ -181,7 +181,7 @@ BRAIN = (40.0, 80.0)  # centre and width of the window in Hounsfield units
 RSNA_UNITS = ("patient", "image")
 
 
-def windowed(path: Path, centre: float, width: float) -> Pixels:
+def apply_window(path: Path, centre: float, width: float) -> Pixels:
     """Return a DICOM slice through a window as 8 bits.
 
     Args:
@@ -230,7 +230,11 @@ def rsna(
             people = list(threads.map(lambda path: person_in_header(path, seed), paths))
     return [
         Item(
-            file_name(name), person or name, partial(windowed, path, centre, width) if is_dicom else path, label, person
+            file_name(name),
+            person or name,
+            partial(apply_window, path, centre, width) if is_dicom else path,
+            label,
+            person,
         )
         for (name, label), path, person, is_dicom in zip(chosen.items(), paths, people, dicom, strict=True)
     ]

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.core.statistics.intervals import LEVEL, ROUNDING, reach, unskewed
+from fairflare.core.statistics.intervals import LEVEL, ROUNDING, reach, remove_skew
 
 POWER = 0.8  # power with which the smallest visible difference is detected
 
@@ -61,7 +61,7 @@ class Estimate:
     def p(self) -> Array:
         """Return two-sided p-values: 1 for equal figures, NaN for a difference whose standard error is 0."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            t = unskewed(self.mean / self.error, self.skew)
+            t = remove_skew(self.mean / self.error, self.skew)
         known = np.where(self.error > ROUNDING, self.tails(t), np.nan)
         return np.where(np.abs(self.mean) <= ROUNDING, 1.0, known)
 

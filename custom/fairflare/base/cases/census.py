@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fairflare.base.checks import few, gathered, listed
+from fairflare.base.checks import few, group_by_key, list_names
 from fairflare.base.site_data import UNLABELLED, SiteData
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Marked(SiteData):
         return tuple(k for k, n in enumerate(cases) if n >= self._least and k in (self.annotated or (k,)))
 
 
-def annotated_by_labels(known: Collection[int] | None, marked: Collection[int], count: int) -> tuple[int, ...] | None:
+def infer_annotated(known: Collection[int] | None, marked: Collection[int], count: int) -> tuple[int, ...] | None:
     """Return the findings of which a site's labels show that they were looked for; ``None`` if labels do not say so.
 
     Those are the findings with a known label in any image, if some have none and each of those is marked in an image.
@@ -114,7 +114,7 @@ def count_reportable(cases: Mapping[str, int], total: int, least: int) -> dict[s
     return {name: n for name, n in cases.items() if n >= max(least, 1) and (n == total or total - n >= least)}
 
 
-def unexplained(marked: Mapping[str, Collection[str]], explained: Collection[str] = ()) -> dict[str, list[str]]:
+def list_unexplained(marked: Mapping[str, Collection[str]], explained: Collection[str] = ()) -> dict[str, list[str]]:
     """Return, by site, the structures or classes that other sites report in their labels and this site does not.
 
     Args:
@@ -140,9 +140,9 @@ def contradictions(texts: Mapping[str, Iterable[str]]) -> dict[str, dict[str, li
         for text in sorted(site_texts)
     ]
     clashes = {}
-    for label, triples in gathered((label, (site, value, name)) for site, (label, value, name) in parts).items():
+    for label, triples in group_by_key((label, (site, value, name)) for site, (label, value, name) in parts).items():
         words, colours = (
-            gathered(
+            group_by_key(
                 (" ".join(name.split()).casefold(), site)
                 for site, _, name in triples
                 if name and (name[0] == "#") is so
@@ -150,7 +150,7 @@ def contradictions(texts: Mapping[str, Iterable[str]]) -> dict[str, dict[str, li
             for so in (False, True)
         )
         nameless = not all(name for *_, name in triples) or (words and colours)
-        values = gathered((f"value {value}", site) for site, value, _ in triples if value and nameless)
+        values = group_by_key((f"value {value}", site) for site, value, _ in triples if value and nameless)
         clashes[label] = next((meanings for meanings in (words, colours, values) if len(meanings) > 1), {})
     return {label: meanings for label, meanings in clashes.items() if meanings}
 
@@ -158,7 +158,7 @@ def contradictions(texts: Mapping[str, Iterable[str]]) -> dict[str, dict[str, li
 def question_of_values(clashes: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
     """Return a sentence that asks whether labels of masks mean the same at all sites; see :func:`contradictions`."""
     in_words = "; ".join(
-        f"label {label} is {', '.join(f'{what} at {listed(sites)}' for what, sites in by_meaning.items())}"
+        f"label {label} is {', '.join(f'{what} at {list_names(sites)}' for what, sites in by_meaning.items())}"
         for label, by_meaning in clashes.items()
     )
     return (

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflare.base import checks
-from fairflare.base.checks import gathered
+from fairflare.base.checks import group_by_key
 
 MOST = 10_000  # largest number of bootstrap draws that a site makes
 PATIENTS, VOLUMES, IMAGES, CASES = "patients", "volumes", "images", "cases"
@@ -58,7 +58,7 @@ def units_of(cases: Sequence[Hashable] | None, num_images: int) -> Units:
         num_images: number of images of the split; used if ``cases`` is ``None``.
     """
     whose = [("image", index) for index in range(num_images)] if cases is None else cases
-    members = gathered((key, index) for index, key in enumerate(whose))
+    members = group_by_key((key, index) for index, key in enumerate(whose))
     kinds = {KINDS.get(key[0], CASES) if isinstance(key, tuple) and key else CASES for key in members}
     kind = kinds.pop() if len(kinds) == 1 else CASES
     return Units(kind, tuple(np.array(indices, np.int64) for indices in members.values()))
@@ -84,10 +84,10 @@ def draws(site: str, num_units: int, count: int) -> Drawn:
     """
     checks.whole(f"site {site!r}: number of test {PATIENTS} or {IMAGES}", num_units)
     checks.number("number of draws", count, low=1, high=MOST, whole=True)
-    return seeded(site, num_units).integers(0, num_units, (count, num_units))
+    return seed_generator(site, num_units).integers(0, num_units, (count, num_units))
 
 
-def seeded(site: str, num_units: int) -> np.random.Generator:
+def seed_generator(site: str, num_units: int) -> np.random.Generator:
     """Return the random generator that draws a site's units; it is the same in every run."""
     digest = hashlib.sha256(f"{site}/{num_units}".encode()).digest()
     return np.random.default_rng(int.from_bytes(digest[:8], "little"))

@@ -39,7 +39,7 @@ def standard_error(influence: npt.NDArray[np.floating], cases: Cases | None = No
     Source:
         Liang and Zeger, Biometrika 1986 (sums within clusters); the factor is the usual one for few clusters.
     """
-    _, number = numbered(len(influence), cases)
+    _, number = number_cases(len(influence), cases)
     count = int(number.max(initial=-1)) + 1
     if count < 2:
         return math.nan
@@ -66,7 +66,7 @@ def jackknife(metric: Callable[[npt.NDArray[np.int64]], float], images: int, cas
     Source:
         Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 11.
     """
-    count, number = numbered(images, cases)
+    count, number = number_cases(images, cases)
     groups = min(count, MOST_GROUPS)
     if groups < 2:
         return math.nan
@@ -87,7 +87,7 @@ def case_scores(scores: npt.NDArray[np.floating], cases: Cases | None, low: floa
     """
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ValueError(f"the range of the scores must be finite with low < high, got [{low}, {high}]")
-    count, number = numbered(len(scores), cases)
+    count, number = number_cases(len(scores), cases)
     sums = np.bincount(number, weights=np.asarray(scores, np.float64), minlength=count)
     means = sums / np.bincount(number, minlength=count)
     # A score on a bin's border belongs to the bin above; 1e-9 keeps it there when rounding leaves the sum just below.
@@ -125,10 +125,10 @@ def report_mean(
 
 def num_cases(images: int, cases: Cases | None) -> int:
     """Return the number of cases that a site's images belong to."""
-    return numbered(images, cases)[0]
+    return number_cases(images, cases)[0]
 
 
-def numbered(images: int, cases: Cases | None) -> tuple[int, npt.NDArray[np.int64]]:
+def number_cases(images: int, cases: Cases | None) -> tuple[int, npt.NDArray[np.int64]]:
     """Return the number of cases, and for each image the number of its case; cases are numbered as they appear."""
     checks.whole("the number of images", images)
     if cases is None:

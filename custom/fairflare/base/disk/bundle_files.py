@@ -43,7 +43,7 @@ def bundle_checksum(folder: Path) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def grouped(checksum: str) -> str:
+def group_digits(checksum: str) -> str:
     """Return a checksum in groups of eight digits.
 
     The groups keep FLARE from taking the long hexadecimal number in a job for a secret.

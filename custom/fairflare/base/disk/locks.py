@@ -31,7 +31,7 @@ class Held(RuntimeError):
 
 
 @contextmanager
-def locked(path: Path, holder: str, wait: float = 0.0, *, needed: bool = False) -> Iterator[int]:
+def hold_lock(path: Path, holder: str, wait: float = 0.0, *, needed: bool = False) -> Iterator[int]:
     """Hold the lock of a file inside the context, and yield the file's descriptor.
 
     The file and its folder are made if they are missing. The file is unlocked afterwards, and stays.
@@ -100,7 +100,7 @@ class FolderLock:
         since = datetime.now(timezone.utc).isoformat(timespec="seconds")
         holder = {**self.note, "pid": os.getpid(), "host": socket.gethostname(), "since": since}
         try:
-            self._held.enter_context(locked(self.folder / LOCK_FILE, json.dumps(holder), needed=True))
+            self._held.enter_context(hold_lock(self.folder / LOCK_FILE, json.dumps(holder), needed=True))
         except Held as held:
             raise FolderInUse(self.folder, _note(str(held))) from None
 

@@ -8,7 +8,7 @@ import tempfile
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from fairflare.base.disk.locks import Held, locked
+from fairflare.base.disk.locks import Held, hold_lock
 
 PREFIX = "fairflare-"
 OWNER = ".owner"  # lock file in the folder; locked as long as a process that uses the folder lives
@@ -33,7 +33,7 @@ class OwnedFolder(tempfile.TemporaryDirectory[str]):
         self._held = ExitStack()
         with suppress(OSError):
             owner = f"process {os.getpid()}"
-            self.descriptor = self._held.enter_context(locked(self.path / OWNER, owner, needed=True))
+            self.descriptor = self._held.enter_context(hold_lock(self.path / OWNER, owner, needed=True))
 
     def __enter__(self) -> OwnedFolder:  # type: ignore[override]
         return self
@@ -55,7 +55,7 @@ def sweep() -> list[str]:
             if folder.is_symlink() or folder.stat().st_uid != os.getuid() or not note.stat().st_size:
                 continue
             who = note.read_text(encoding="utf-8", errors="replace")[:40]
-            with locked(note, who, needed=True):
+            with hold_lock(note, who, needed=True):
                 shutil.rmtree(folder)
             lines.append(f"removed {folder}, which a dead process left ({who})")
     return lines

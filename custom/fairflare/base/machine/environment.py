@@ -44,7 +44,7 @@ def shield_imports() -> None:
             os.chdir(here)
 
 
-def started_by_flare() -> bool:
+def is_flare_process() -> bool:
     """Return whether this process is one of FLARE's own: its command, a server, a client, or a job of either."""
     # FLARE runs a training script in its own process with another ``__main__`` and ``sys.argv``.
     main = next((word for word in sys.orig_argv[1:] if not word.startswith("-")), "")

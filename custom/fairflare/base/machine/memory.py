@@ -49,7 +49,7 @@ def workers(each: int) -> int:
     return max(1, min(cores(), free_memory() // max(1, each)))
 
 
-def counted(results: Iterable[T], total: int, what: str) -> Iterator[T]:
+def print_progress(results: Iterable[T], total: int, what: str) -> Iterator[T]:
     """Yield results, and print every 30 seconds how many of ``total`` there are; ``what`` names what is counted."""
     last = time.monotonic()
     for number, result in enumerate(results, 1):

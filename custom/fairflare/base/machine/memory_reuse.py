@@ -15,7 +15,7 @@ AHEAD = 2**28  # bytes by which the heap grows beyond the requested size
 
 
 @contextmanager
-def reused_memory(device: str) -> Iterator[None]:
+def reuse_memory(device: str) -> Iterator[None]:
     """Hand freed blocks of memory of up to 2 GiB out again without a page fault, inside the context.
 
     Free memory goes back to the kernel at the end of the context.
@@ -31,7 +31,7 @@ def reused_memory(device: str) -> Iterator[None]:
     Args:
         device: type of the device that computes: ``"cpu"``, ``"cuda"``, ...
     """
-    libc = _adjusted() if device == "cpu" else None
+    libc = _set_limits() if device == "cpu" else None
     try:
         yield
     finally:
@@ -40,7 +40,7 @@ def reused_memory(device: str) -> Iterator[None]:
 
 
 @cache
-def _adjusted() -> ctypes.CDLL | None:
+def _set_limits() -> ctypes.CDLL | None:
     """Return the C library, after setting its limits, or ``None`` if its limits are left as they are."""
     chosen = [name for name in os.environ if name.startswith("MALLOC_") or name == "GLIBC_TUNABLES"]
     if chosen or platform.libc_ver()[0] != "glibc":

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fairflare.base.machine.environment import started_by_flare
+from fairflare.base.machine.environment import is_flare_process
 from fairflare.base.settings import values_of
 
 #: Variable of the environment that names, a line each, what a process and those that it starts belong to.
@@ -43,7 +43,7 @@ def refuse_inside_run() -> None:
     """
     starting = getattr(current_process(), "_inheriting", False)  # by which Python itself refuses such processes
     # FLARE sets the variable for a training script that runs in a process of its own.
-    if starting or _chain.get() or "NVFLARE_CLIENT_API_BOOTSTRAP" in os.environ or started_by_flare():
+    if starting or _chain.get() or "NVFLARE_CLIENT_API_BOOTSTRAP" in os.environ or is_flare_process():
         raise (SystemExit if starting else ValueError)(REFUSAL.format((PROCESS, *_chain.get())[-1]))
 
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fairflare.base.checks import gathered
-from fairflare.cli.data.own_images import manifest_of, prepared_for
+from fairflare.base.checks import group_by_key
+from fairflare.cli.data.own_images import choose_prepared_settings, manifest_of
 from fairflare.cli.data.sites import file_in, sites_of
 from fairflare.cli.options import parse_settings
 from fairflare.cli.screen import AsJson, console, errors, one_document, say, user_errors
@@ -105,7 +105,7 @@ def make_task(
             f"num_classes={settings['num_classes']}: {'as the datalists name them' if names else 'the highest label'}"
         )
     plan = make_plan("fed_avg", task=kind, sites=0, settings=settings, task_file=task_file, min_sites=1)
-    if task_file is None and (more := prepared_for(plan, data, settings)):
+    if task_file is None and (more := choose_prepared_settings(plan, data, settings)):
         plan = make_plan("fed_avg", task=kind, sites=0, settings={**more, **settings}, min_sites=1)
     image_task = plan.task
     if not isinstance(image_task, ImageTask):
@@ -138,17 +138,17 @@ _tell = partial(say, where=console)
 
 def _kinds(problems: Sequence[Any], every: bool) -> Iterator[dict[str, Any]]:
     """Yield site, text and gravity of each kind of problem of a site, with names of images; ``every``: each problem."""
-    from fairflare.data.kinds import grouped
+    from fairflare.data.kinds import group_by_kind
 
-    by_site = gathered(((not problem.grave, problem.site), (problem.about, problem.text)) for problem in problems)
+    by_site = group_by_key(((not problem.grave, problem.site), (problem.about, problem.text)) for problem in problems)
     for (note, site), alike in sorted(by_site.items(), key=lambda one: one[0][0]):
-        for kind in [[one] for one in alike] if every else grouped(alike):
+        for kind in [[one] for one in alike] if every else group_by_kind(alike):
             yield {"site": site, "text": _describe_kind(kind), "grave": not note}
 
 
 def _print_problems(problems: Sequence[Any], every: bool) -> None:
     """Print a line for each kind of problem of a site; ``every``: a line for each problem."""
-    of_site = gathered(
+    of_site = group_by_key(
         (f"{'problem' if one['grave'] else 'note'}: {one['site'] or 'all sites'}", one["text"])
         for one in _kinds(problems, every)
     )
@@ -160,14 +160,14 @@ def _print_problems(problems: Sequence[Any], every: bool) -> None:
 
 def _describe_kind(problems: Sequence[tuple[str, str]]) -> str:
     """Return the text of the first of several problems of one kind, with the images' names of the other problems."""
-    from fairflare.data.kinds import named, shorten
+    from fairflare.data.kinds import name_first, shorten
 
     if len(problems) == 1:
         return problems[0][1]
     first = problems[0][1]
     # A problem with a list's entry has no file name of its own: the name is quoted in the problem's text.
     more = [name or next((p for p in QUOTED.findall(text) if p not in first), "") for name, text in problems[1:]]
-    return f"{first} -- {len(more)} more such: {named([shorten(Path(name)) for name in more])} (--all)"
+    return f"{first} -- {len(more)} more such: {name_first([shorten(Path(name)) for name in more])} (--all)"
 
 
 def _print_counts(report: Any, names: Sequence[str] | None) -> None:

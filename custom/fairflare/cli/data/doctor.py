@@ -104,7 +104,7 @@ def sealing(folder: Path, settings: Mapping[str, Any]) -> Iterator[KitFinding]:
         folder: the bundle's folder; none of its code is run.
         settings: settings of the task; only those that say which files, keys and values are read are used.
     """
-    from fairflare.tasks.bundle import MonaiBundleTask, sealed_settings
+    from fairflare.tasks.bundle import MonaiBundleTask, seal_settings
     from fairflare.tasks.bundles.bundle_config import Bundle, first_cause
     from fairflare.tasks.bundles.bundle_data import takes_class_numbers
     from fairflare.tasks.bundles.bundle_parts import BundleParts
@@ -118,8 +118,8 @@ def sealing(folder: Path, settings: Mapping[str, Any]) -> Iterator[KitFinding]:
         code = isinstance(first_cause(problem), Refused)  # else it fails even where code may run
         yield KitFinding("not sealed", "warning" if code else "problem", str(problem))
     no = f"no: {len(problems)} part(s) cannot be made without code rights; those that are wrong not with them either"
-    settings = {**settings, **sealed_settings(folder, configs)}
-    yield KitFinding("sealed", "warning", no) if problems else _tried(MonaiBundleTask(**settings))
+    settings = {**settings, **seal_settings(folder, configs)}
+    yield KitFinding("sealed", "warning", no) if problems else _try_bundle(MonaiBundleTask(**settings))
     if user_code := bundle.own_code():
         yield KitFinding("own code", "warning", f"brings Python of its own: keys {', '.join(user_code)}")
     declared = bundle.get("_meta_#network_data_format#inputs")
@@ -134,7 +134,7 @@ def sealing(folder: Path, settings: Mapping[str, Any]) -> Iterator[KitFinding]:
     )  # fmt: skip
 
 
-def _tried(task: MonaiBundleTask) -> KitFinding:
+def _try_bundle(task: MonaiBundleTask) -> KitFinding:
     """Return the finding on whether a sealed bundle, all of whose parts can be made, trains from a datalist."""
     from fairflare.data.datalist import DataError
     from fairflare.tasks.bundles.trial import train_once
@@ -221,7 +221,7 @@ def start_up_kit(kit: Path) -> Iterator[KitFinding]:
                 f"the site's job logs go to the server, texts of exceptions with them ({file.name}); {LAY}",
             )  # fmt: skip
         yield from _check_kept(resources, local, "state_root" if site else "checkpoint_root")
-        yield from _decoded(kit)
+        yield from _find_decoded(kit)
         started = startup / ("fed_client.json" if site else "fed_server.json")
         if started.is_file() and json.loads(started.read_text(encoding="utf-8")).get("require_signed_jobs") is False:
             yield KitFinding(
@@ -249,7 +249,7 @@ def _check_kept(resources: Mapping[str, Any], local: Path, key: str) -> Iterator
         )  # fmt: skip
 
 
-def _decoded(kit: Path) -> Iterator[KitFinding]:
+def _find_decoded(kit: Path) -> Iterator[KitFinding]:
     """Yield a finding on decoded and prepared volumes that a site keeps on its disk, if there are any."""
     from fairflare.data.decoded import UNUSED_DAYS
     from fairflare.federation.site.site_file import DECODED, DECODED_PLACE, SITE_FILE, read_site_file

@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from fairflare.base.checks import gathered
+from fairflare.base.checks import group_by_key
 from fairflare.cli.screen import say
-from fairflare.reporting.layout import counted, listed
+from fairflare.reporting.layout import format_count, join_parts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,7 +26,7 @@ KINDS = {True: "RGB", False: "grey"}  # names of images with and without colours
 LOOKED_AT = 3  # number of a site's images that are read to find their kind
 
 
-def looked_at(plan: Plan, local: Mapping[str, Any]) -> list[npt.NDArray[np.float32]]:
+def read_first_images(plan: Plan, local: Mapping[str, Any]) -> list[npt.NDArray[np.float32]]:
     """Return the first training images of every site, (height, width, 1 or 3).
 
     The list is empty where images are synthetic, or the task reads images in its own way. Unreadable images are left
@@ -56,7 +56,7 @@ def looked_at(plan: Plan, local: Mapping[str, Any]) -> list[npt.NDArray[np.float
     return images
 
 
-def suited_settings(plan: Plan, images: Sequence[npt.NDArray[np.float32]]) -> dict[str, Any]:
+def choose_image_settings(plan: Plan, images: Sequence[npt.NDArray[np.float32]]) -> dict[str, Any]:
     """Return a task's settings of channels and image size that suit the user's images.
 
     The size is at most :data:`MOST_PIXELS`, and large enough for the network.
@@ -68,11 +68,11 @@ def suited_settings(plan: Plan, images: Sequence[npt.NDArray[np.float32]]) -> di
     side = int(median([min(image.shape[:2]) for image in images]))
     side = min(max(side // 16 * 16, least), max(MOST_PIXELS, least))
     # Where there are initial weights, the checkpoint decides the channels.
-    channels = {} if task.initial_weights is not None else {"in_channels": 3 if any(map(_coloured, images)) else 1}
+    channels = {} if task.initial_weights is not None else {"in_channels": 3 if any(map(_is_coloured, images)) else 1}
     return {"image_size": [side, side], **channels}
 
 
-def suited(
+def choose_run_settings(
     plan: Plan, local: Mapping[str, Any], data: Path | None, given: Mapping[str, Any], *, quick: bool, trial: bool,
     some: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
@@ -99,19 +99,21 @@ def suited(
     of_run = None if some else plan.sites
     if of_run is not None and (blocks := {*local.get("sites", ())} - {*of_run, "server"}):
         say(
-            f"NOTE: nothing reads the block of {listed(sorted(blocks))} in {data}: the run has the sites "
-            f"{listed(of_run)}; another number of them is given with --sites"
+            f"NOTE: nothing reads the block of {join_parts(sorted(blocks))} in {data}: the run has the sites "
+            f"{join_parts(of_run)}; another number of them is given with --sites"
         )
-    images = looked_at(plan, local)
+    images = read_first_images(plan, local)
     if not images:  # of whole volumes, and where a job is exported without images, only the manifest is read
-        return prepared_for(plan, data, given)
-    settings = {**(suited_settings(plan, images) if quick else {}), **prepared_for(plan, data, given)}
+        return choose_prepared_settings(plan, data, given)
+    settings = {**(choose_image_settings(plan, images) if quick else {}), **choose_prepared_settings(plan, data, given)}
     settings = {name: value for name, value in settings.items() if name not in given}
     say(describe_reading(plan, images, settings, trial=trial))
     return settings
 
 
-def fitted(request: RunRequest, local: Mapping[str, Any], data: Path | None, *, trial: bool) -> tuple[RunRequest, Plan]:
+def fit_request(
+    request: RunRequest, local: Mapping[str, Any], data: Path | None, *, trial: bool
+) -> tuple[RunRequest, Plan]:
     """Return the request of a run with what the user's data ask for, and its plan.
 
     The kind of task and its settings follow the manifest of the data, channels and image size the images; all of them
@@ -130,7 +132,7 @@ def fitted(request: RunRequest, local: Mapping[str, Any], data: Path | None, *, 
     request = replace(asked, settings={**real, **asked.settings})
     plan, quick = plan_run(request), request.small and not request.task_file
     short = trial and quick and request.options.get("num_rounds") is None
-    if more := suited(plan, local, data, request.settings, quick=quick, trial=short):
+    if more := choose_run_settings(plan, local, data, request.settings, quick=quick, trial=short):
         request = replace(request, settings={**request.settings, **more})
         plan = plan_run(request)
     return request, plan
@@ -153,11 +155,11 @@ def refuse_unknown_keys(plan: Plan, local: Mapping[str, Any], data: Path | None)
             check_keys(kind, site, own_settings(local, site))
         except DataError as error:
             errors.append((str(error).removeprefix(f"site '{site}': "), site))
-    for text, sites in gathered(errors).items():
+    for text, sites in group_by_key(errors).items():
         raise ValueError(f"--data {data}: {text} (of {', '.join(sites)})")
 
 
-def prepared_for(plan: Plan, data: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
+def choose_prepared_settings(plan: Plan, data: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return and print settings of a task that the manifest of prepared data asks for, such as RIF's two structures."""
     manifest = {} if data is None else manifest_of(data).get("task", {})
     settings = {name: value for name, value in manifest.items() if name in vars(plan.task) and name not in given}
@@ -222,9 +224,9 @@ def describe_reading(
     task = {**vars(plan.task), **(more or {})}
     sizes = sorted({image.shape[:2] for image in images}, key=lambda size: (size[0] * size[1], size))
     shown = " to ".join(dict.fromkeys(f"{width}x{height}" for height, width in (sizes[0], sizes[-1])))
-    kinds = " and ".join(dict.fromkeys(KINDS[_coloured(image)] for image in images))
+    kinds = " and ".join(dict.fromkeys(KINDS[_is_coloured(image)] for image in images))
     height, width = task["image_size"]
-    rounds = f"; {counted(plan.run.num_rounds, 'round')}" if plan.run.num_rounds else ""
+    rounds = f"; {format_count(plan.run.num_rounds, 'round')}" if plan.run.num_rounds else ""
     text = f"{shown} {kinds} images are read as {width}x{height} {KINDS[task['in_channels'] == 3]}{rounds}"
     return (
         f"{text}: a trial; --paper has the paper's settings, or give --rounds and --set 'image_size=[HEIGHT, WIDTH]'"
@@ -233,6 +235,6 @@ def describe_reading(
     )
 
 
-def _coloured(image: npt.NDArray[np.float32]) -> bool:
+def _is_coloured(image: npt.NDArray[np.float32]) -> bool:
     """Return whether an image has colours; a grey picture is often stored in three equal channels."""
     return image.shape[2] == 3 and not (image == image[:, :, :1]).all()

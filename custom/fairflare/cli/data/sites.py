@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from fairflare.base.checks import NO_SITE, SERVER, nearest, refuse, site_names
 from fairflare.base.disk.files import keys_once, unreadable
 from fairflare.cli.screen import note
-from fairflare.reporting.layout import listed
+from fairflare.reporting.layout import join_parts
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 PREPARE = "; `fairflare prepare` writes it for folders of images (docs/datasets.md)"
@@ -81,8 +81,8 @@ def run_sites(chosen: Chosen, local: Mapping[str, Any], *, some: bool = False) -
     if differences:
         raise ValueError(
             "--sites and --data name different sites: "
-            f"{listed((text.rstrip(';.?') for text in differences), '; ', 6)}. Leave --sites out to take those of the "
-            "file"
+            f"{join_parts((text.rstrip(';.?') for text in differences), '; ', 6)}. Leave --sites out to take those of "
+            "the file"
         )
     return names
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairflare.base.checks import different, first_of
-from fairflare.base.plugins import COMMANDS, plugged
-from fairflare.cli.data.own_images import suited
+from fairflare.base.plugins import COMMANDS, load_plugins
+from fairflare.cli.data.own_images import choose_run_settings
 from fairflare.cli.data.sites import parse_sites, run_sites
 from fairflare.cli.options import (
     Data,
@@ -27,7 +27,7 @@ from fairflare.cli.options import (
 )
 from fairflare.cli.run.command import report
 from fairflare.cli.run.folder import earlier_results, refuse_to_replace_run, site_settings
-from fairflare.cli.run.here import Stop, run_here, stopped_by_signals
+from fairflare.cli.run.here import Stop, run_here, stop_by_signals
 from fairflare.cli.screen import AsJson, errors, note, say, user_errors
 from fairflare.cli.show import show
 from fairflare.federation.plan.run_settings import RESULTS_FOLDER
@@ -104,12 +104,12 @@ def evaluate(
             refuse_to_replace_run(folder, "", "--out")
         for model in given:  # all of them before the first is tested
             say(model.where)
-            suited(model.plan, local, data, vars(model.plan.task), quick=False, trial=False, some=True)
+            choose_run_settings(model.plan, local, data, vars(model.plan.task), quick=False, trial=False, some=True)
             for site in model.plan.sites or () if require_all_sites and len(given) > 1 else ():
                 model.plan.task.open_site(site, own_settings(local, site))
-    with stopped_by_signals(errors) as stop:
+    with stop_by_signals(errors) as stop:
         codes = [_test(model, folder, local, stop, as_json) for model, folder in zip(given, folders, strict=True)]
-    if not any(codes) and (as_json or (len(folders) > 1 and "show" in plugged(COMMANDS))):  # of the lab
+    if not any(codes) and (as_json or (len(folders) > 1 and "show" in load_plugins(COMMANDS))):  # of the lab
         show(folders, as_json=as_json)
     raise typer.Exit(max(codes))
 

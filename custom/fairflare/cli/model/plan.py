@@ -13,7 +13,7 @@ from fairflare.cli.data.sites import parse_sites, run_sites
 from fairflare.cli.options import Overwrite, Settings, parse_settings, refuse_to_replace, write_job
 from fairflare.cli.run.command import report
 from fairflare.cli.run.folder import site_settings
-from fairflare.cli.run.here import logged, run_plan, stopped_by_signals
+from fairflare.cli.run.here import run_plan, stop_by_signals, write_log
 from fairflare.cli.screen import console, errors, note, say, user_errors
 from fairflare.federation.plan.run_settings import RESULTS_FOLDER
 
@@ -67,7 +67,7 @@ def plan(
 
         folder.mkdir(parents=True, exist_ok=True)
         log = folder.with_suffix(".log")
-        with stopped_by_signals(errors) as stop, logged(log, "w"):
+        with stop_by_signals(errors) as stop, write_log(log, "w"):
             code = run_plan(chosen_plan, folder, local, stop)
         if not code:
             left = [

@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fairflare.base.checks import gathered
+from fairflare.base.checks import group_by_key
 from fairflare.base.disk.files import csv_text, write_whole
 from fairflare.cli.options import Device, OfModels, Overwrite, OwnCode, refuse_to_replace, which_model
 from fairflare.cli.screen import console, errors, note, say, user_errors
@@ -168,7 +168,7 @@ def cases_of(
     )
     cases = {
         key: dict(sorted(by_channel))
-        for key, by_channel in gathered((key, (k, path)) for (key, k), path in files.items()).items()
+        for key, by_channel in group_by_key((key, (k, path)) for (key, k), path in files.items()).items()
     }
     if (
         in_order
@@ -226,7 +226,7 @@ def _images_in(folder: Path, out: Path) -> dict[Path, str]:
     series = _series_in((folder, *seen.folders))
     images = dict.fromkeys(file.parent if file.parent in series else file for file in seen.images)
     by_file = {image: folder.name if image == folder else image.relative_to(folder).as_posix() for image in images}
-    passed = seen.passed_over()
+    passed = seen.list_unread()
     if not by_file:
         known = f"not read: {passed}" if passed else f"known are {', '.join(SUFFIXES)}"
         raise ValueError(f"{folder} holds no image; {known}")
@@ -401,7 +401,7 @@ def _segment(predictor: Predictor, image: Path, name: str, wanted: Wanted) -> To
     mask = wanted.out / _mask_of(image, name)
     mask.parent.mkdir(parents=True, exist_ok=True)
     stacked = np.stack(planes, axis=2) if sliced else planes[0]
-    masks.write_mask(mask, masks.coded(stacked, task, mask), image, turn)
+    masks.write_mask(mask, masks.code_labels(stacked, task, mask), image, turn)
     if wanted.probabilities:
         masks.write_probabilities(mask, np.stack(sure, axis=3) if sliced else sure[0], image, turn)
     counts = [[int(np.isin(plane, structure).sum()) for structure in task.structures] for plane in planes]
@@ -418,14 +418,14 @@ def _segment(predictor: Predictor, image: Path, name: str, wanted: Wanted) -> To
     ]
     total = np.sum(counts, axis=0) / stacked.size
     shares = ", ".join(
-        f"{_called(part, structure)} {100 * share:.1f} %"
+        f"{_name_structure(part, structure)} {100 * share:.1f} %"
         for part, structure, share in zip(predictor.names, task.structures, total, strict=True)
     )
     slices = f" of {len(planes)} slices" if sliced else ""
     return rows, [(str(image), str(mask.relative_to(wanted.out)), shares + slices)]
 
 
-def _called(part: str, structure: Iterable[int]) -> str:
+def _name_structure(part: str, structure: Iterable[int]) -> str:
     """Return the name of a structure, or words with its labels where it has no name of its own."""
     return f"label {' and '.join(map(str, sorted(structure)))}" if re.fullmatch(r"class_\d+", part) else part
 

@@ -14,7 +14,7 @@ from fairflare.base.machine.one_run import refuse_inside_run
 from fairflare.base.own_errors import lacking_for_pages
 from fairflare.cli.options import Data, Overwrite, takes_plan, write_job
 from fairflare.cli.run.folder import earlier_results, last_errors, refuse_to_replace_run, site_settings, what_sites_said
-from fairflare.cli.run.here import run_here, sites_at_a_time, stopped_by_signals
+from fairflare.cli.run.here import run_here, sites_at_a_time, stop_by_signals
 from fairflare.cli.run.words import say_how_to_go_on, say_plan, say_what_was_left
 from fairflare.cli.screen import console, errors, say, user_errors
 from fairflare.federation.plan.request import RunRequest
@@ -61,7 +61,7 @@ def run(
 ) -> None:
     """Run a method in FLARE's simulator and print the fairness table. Exit code 1 when the run failed."""
     from fairflare.base.disk.files import safe_name
-    from fairflare.cli.data.own_images import fitted
+    from fairflare.cli.data.own_images import fit_request
     from fairflare.cli.data.sites import run_sites
     from fairflare.cli.run.simulate import RUN_FOLDER, simulate
     from fairflare.reporting.results import mark_ended
@@ -82,7 +82,7 @@ def run(
             raise ValueError(problem)
         local = site_settings(site_file, experiment, workspace)
         request = replace(request, sites=run_sites(request.sites, local), apart=in_process and (jobs or 1) > 1)
-        _, plan = fitted(request, local, site_file, trial=True)
+        _, plan = fit_request(request, local, site_file, trial=True)
         recipe = None if in_process else _recipe(plan)
         say_plan(plan, site_file is not None)
         if not overwrite:
@@ -91,7 +91,7 @@ def run(
     log = workspace.with_name(workspace.name + ".log")
     say_what_was_left()
     results = workspace / RUN_FOLDER
-    with stopped_by_signals(errors) as stop, earlier_results(workspace, results, experiment):
+    with stop_by_signals(errors) as stop, earlier_results(workspace, results, experiment):
         if recipe is None:
             code = run_here(plan, workspace, local, log, errors, jobs or sites_at_a_time(plan), stop)
         else:
@@ -165,12 +165,12 @@ def export(
     overwrite: Overwrite = False,
 ) -> None:
     """Write a method as a FLARE job folder, with bounds on what a site can do to a round (docs/robustness.md)."""
-    from fairflare.cli.data.own_images import fitted, manifest_of
+    from fairflare.cli.data.own_images import fit_request, manifest_of
     from fairflare.cli.data.sites import run_sites
     from fairflare.data.preparers.writing import MANIFEST
     from fairflare.federation.plan.bounds import FOR_HOSPITALS, describe_bounds
     from fairflare.federation.plan.plan import plan_run
-    from fairflare.flare.export.packaging import packaged
+    from fairflare.flare.export.packaging import package_request
 
     with user_errors(out):
         if preinstalled and bundle:
@@ -183,10 +183,10 @@ def export(
                 raise ValueError(f"--data {data}: there is no manifest of `fairflare prepare`; give its fairflare.json")
             options = {**request.options, "min_sites": 1}  # the job may have other sites
             looked = replace(request, sites=run_sites("default", local), options=options)
-            looked, _ = fitted(looked, local, data, trial=False)
+            looked, _ = fit_request(looked, local, data, trial=False)
             request = replace(request, task=looked.task, settings=looked.settings)
         packaging = "preinstalled" if preinstalled else "bundle" if bundle else "task_file"
-        plan = plan_run(packaged(request, packaging))  # its errors come before the slow import of FLARE
+        plan = plan_run(package_request(request, packaging))  # its errors come before the slow import of FLARE
         recipe = _recipe(plan, packaging)
         say_plan(plan)
         if request.task_file:

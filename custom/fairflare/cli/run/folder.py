@@ -50,7 +50,7 @@ def refuse_to_replace_run(
         other, overwrite: options of the command that lead to another folder, and the one that replaces a run.
     """
     earlier = _there(workspace)
-    if earlier is None or refused(workspace) or (experiment and earlier.info.experiment == experiment):
+    if earlier is None or was_refused(workspace) or (experiment and earlier.info.experiment == experiment):
         return
     raise ValueError(
         f"{workspace} holds a run already ({earlier.status}, of {earlier.started}); give {overwrite} to replace "
@@ -58,7 +58,7 @@ def refuse_to_replace_run(
     )
 
 
-def refused(workspace: Path) -> bool:
+def was_refused(workspace: Path) -> bool:
     """Return whether the folder's run failed before its first round, so that replacing it loses nothing."""
     earlier = _there(workspace)
     return earlier is not None and earlier.status == "failed" and not earlier.rounds

@@ -72,7 +72,7 @@ def run_here(
     """Run a plan in this process, show its progress on the console, and return its exit code."""
     from fairflare.cli.run.view import view_of
 
-    with logged(log_path, "w"), view_of(plan, console) as view:
+    with write_log(log_path, "w"), view_of(plan, console) as view:
         return run_plan(plan, workspace, local, stop, [view], jobs)
 
 
@@ -90,7 +90,7 @@ def run_plan(
         plan: the plan of the run.
         workspace: folder of the run, laid out like the simulator's workspace.
         local: content of ``local/fairflare.json``.
-        stop: request to end the run, from :func:`stopped_by_signals`.
+        stop: request to end the run, from :func:`stop_by_signals`.
         listeners: objects that are notified of the run's progress.
         jobs: number of sites that work at the same time.
 
@@ -103,7 +103,7 @@ def run_plan(
     from fairflare.federation.transports.local import RUN_DIR, run_local
 
     try:
-        with warned_once(), EventFiles(workspace / RUN_DIR, plan.task.directions()) as curves:
+        with warn_once(), EventFiles(workspace / RUN_DIR, plan.task.directions()) as curves:
             run_local(plan, workspace, dict(local), listeners=[*listeners, curves], should_stop=stop, jobs=jobs)
     except (KeyboardInterrupt, Stopped):
         return stop.code
@@ -114,7 +114,7 @@ def run_plan(
 
 
 @contextmanager
-def logged(path: Path, mode: str) -> Iterator[None]:
+def write_log(path: Path, mode: str) -> Iterator[None]:
     """Write Python's log into a file during the context, in the form of the simulator's log."""
     handler = logging.FileHandler(path, mode=mode, encoding="utf-8")
     handler.setFormatter(LINES)
@@ -129,7 +129,7 @@ def logged(path: Path, mode: str) -> Iterator[None]:
 
 
 @contextmanager
-def warned_once() -> Iterator[None]:
+def warn_once() -> Iterator[None]:
     """Show each Python warning, by place and text, only once during the context.
 
     Python's own filters forget what was shown whenever one of them changes, as in each `warnings.catch_warnings`.
@@ -151,7 +151,7 @@ def warned_once() -> Iterator[None]:
 
 
 @contextmanager
-def stopped_by_signals(console: Console) -> Iterator[Stop]:
+def stop_by_signals(console: Console) -> Iterator[Stop]:
     """Record Ctrl-C or SIGTERM during the context as a request to stop; a second signal raises KeyboardInterrupt."""
     stop = Stop()
 

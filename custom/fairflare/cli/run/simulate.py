@@ -69,7 +69,7 @@ def simulate(
         local: content of ``local/fairflare.json``.
         log_path: file for the output of FLARE.
         console: console that shows the progress.
-        stop: request to end the run, from :func:`fairflare.cli.run.here.stopped_by_signals`; ``None`` for none.
+        stop: request to end the run, from :func:`fairflare.cli.run.here.stop_by_signals`; ``None`` for none.
 
     Returns:
         The simulator's exit code; 130 when Ctrl-C ended it, 143 when SIGTERM did. A run that was cut off has a reason

@@ -33,12 +33,12 @@ def say_whose_setting(plan: Plan) -> None:
 
 def say_what_lacks(lacks: Sequence[str], own_data: bool = False) -> None:
     """Print which data or files the user still has to give so that the run has the paper's setting."""
-    from fairflare.reporting.layout import wrapped
+    from fairflare.reporting.layout import wrap_sentences
 
     lacks = [text for text in lacks if not (own_data and text.endswith("with --data"))]
     if lacks:
         say("; it lacks", mark="[yellow]not the paper's run by itself[/yellow]")
-        for line in wrapped((f"  - {text}" for text in lacks), errors.width):
+        for line in wrap_sentences((f"  - {text}" for text in lacks), errors.width):
             say(line)
 
 

@@ -227,9 +227,9 @@ class Learner:
     def _update(self) -> float:
         """Take one gradient step on transitions drawn without replacement; return their mean squared TD error."""
         drawn = torch.randperm(len(self._replay), generator=self._generator)[:BATCH]
-        batch = _stacked(self._replay[place] for place in drawn.tolist())
+        batch = _stack(self._replay[place] for place in drawn.tolist())
         batch["action"] = batch["action"].long()
-        loss = ((self._q_tot(batch) - self._wanted(batch)) ** 2).mean()
+        loss = ((self._q_tot(batch) - self._compute_targets(batch)) ** 2).mean()
         self._optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self._online.parameters(), CLIP, foreach=False)
@@ -240,7 +240,7 @@ class Learner:
         return self._online.joint(self._online(batch["observation"]), batch["action"], batch["observation"])
 
     @torch.no_grad()
-    def _wanted(self, batch: Mapping[str, Tensor]) -> Tensor:
+    def _compute_targets(self, batch: Mapping[str, Tensor]) -> Tensor:
         q = self._target(batch["next_observation"])
         open_to = available(batch["next_present"], batch["action"], self.num_actions)
         best = q.masked_fill(~open_to, -math.inf).argmax(dim=2)
@@ -254,7 +254,7 @@ class Learner:
             "online": dict(self._online.state_dict()),
             "target": dict(self._target.state_dict()),
             "optimizer": {name: dict(moments[p]) for name, p in self._online.named_parameters() if p in moments},
-            "replay": _stacked(self._replay),
+            "replay": _stack(self._replay),
             "observed": self.observed,
         }
 
@@ -272,6 +272,6 @@ class Learner:
         self.observed = int(state["observed"])
 
 
-def _stacked(transitions: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def _stack(transitions: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     rows = list(transitions)
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]} if rows else {}

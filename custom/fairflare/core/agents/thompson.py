@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 
-def standardised(rewards: Sequence[float]) -> list[float]:
+def standardise(rewards: Sequence[float]) -> list[float]:
     """Return the rewards minus their mean, divided by their standard deviation; all are 0 if all rewards are equal.
 
     Thus the scale of the rewards has no effect, and none of n rewards is farther from 0 than ``sqrt(n - 1)``.
@@ -23,7 +23,7 @@ def beliefs(earned: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
     :math:`N(S / (n + 1),\; 1 / (n + 1))`.
 
     Args:
-        earned: the rewards that each action earned, on the scale of :func:`standardised`.
+        earned: the rewards that each action earned, on the scale of :func:`standardise`.
 
     Source:
         Agrawal and Goyal, "Near-Optimal Regret Bounds for Thompson Sampling", J. ACM 2017, algorithm 2.

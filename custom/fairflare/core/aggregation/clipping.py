@@ -41,7 +41,7 @@ class Clip:
     used: float
 
 
-def clipped_states(
+def limit_changes(
     states: Mapping[str, State], received: State | None, factor: float
 ) -> tuple[dict[str, State], list[Clip]]:
     r"""Return the sites' states with changes that are limited relative to the median over the sites.
@@ -75,7 +75,7 @@ def clipped_states(
         Clipping", NeurIPS 2021, who clip at the median itself (f = 1, without their noise).
     """
     factor = float(checks.number("factor", factor, low=1))
-    by_site = {site: _measured(states[site], received) for site in sorted(states)}
+    by_site = {site: _measure(states[site], received) for site in sorted(states)}
     if not by_site:
         return {}, []
     limits = {w: factor * statistics.median(m.norms[w] for m in by_site.values()) for w in (PARAMETERS, STATISTICS)}
@@ -94,7 +94,7 @@ def clipped_states(
         if negative:
             clips.append(Clip(site, VARIANCES, measured.lowest_variance, 0.0))
         if scale or over or negative:
-            bounded[site] = _clipped(states[site], received, scale, over)
+            bounded[site] = _clip_state(states[site], received, scale, over)
     return bounded, clips
 
 
@@ -114,7 +114,7 @@ def _kind(name: str) -> str:
     return STATISTICS if is_statistic(name) else PARAMETERS  # statistics include counters that a filter made floating
 
 
-def _measured(state: State, received: State | None) -> _Measured:
+def _measure(state: State, received: State | None) -> _Measured:
     measured = _Measured()
     squares: dict[str, list[float]] = {what: [] for what in measured.norms}
     for name in state:
@@ -131,7 +131,7 @@ def _measured(state: State, received: State | None) -> _Measured:
     return measured
 
 
-def _clipped(state: State, received: State | None, scale: Mapping[str, float], steps: Mapping[str, int]) -> State:
+def _clip_state(state: State, received: State | None, scale: Mapping[str, float], steps: Mapping[str, int]) -> State:
     """Return a view of a site's state with limited changes; a tensor is limited when it is read."""
 
     def clip_tensor(name: str) -> torch.Tensor:
@@ -139,7 +139,7 @@ def _clipped(state: State, received: State | None, scale: Mapping[str, float], s
         base = None if received is None else received[name]
         if tensor.is_floating_point():
             factor = scale.get(_kind(name))
-            tensor = tensor if factor is None else _scaled(tensor, base, factor)
+            tensor = tensor if factor is None else _scale_change(tensor, base, factor)
             is_variance = base is not None and name.rpartition(".")[2] == "running_var"
             return tensor.clamp(min=0.0) if is_variance else tensor
         if name not in steps:
@@ -150,7 +150,7 @@ def _clipped(state: State, received: State | None, scale: Mapping[str, float], s
     return Made(state, clip_tensor)
 
 
-def _scaled(tensor: torch.Tensor, base: torch.Tensor | None, factor: float) -> torch.Tensor:
+def _scale_change(tensor: torch.Tensor, base: torch.Tensor | None, factor: float) -> torch.Tensor:
     if factor == 0.0:  # 0 is also the factor of a change whose norm float64 cannot hold
         return torch.zeros_like(tensor) if base is None else base.to(tensor.dtype, copy=True)
     if base is None:

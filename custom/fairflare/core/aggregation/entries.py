@@ -50,7 +50,7 @@ def largest_overall(state: State, count: int) -> dict[str, torch.Tensor]:
     return dict(zip(state, _largest(torch.cat(flat), count).split(sizes), strict=True))
 
 
-def packed(name: str, tensor: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+def pack_entries(name: str, tensor: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the entries of one tensor that a mask selects, in the form in which they are sent.
 
     The result is empty if no entry is selected, the tensor itself if all are, else the entries and the mask's bits
@@ -63,11 +63,11 @@ def packed(name: str, tensor: torch.Tensor, mask: torch.Tensor) -> dict[str, tor
     return {name: tensor.reshape(-1)[mask], name + WHICH: torch.from_numpy(np.packbits(mask.numpy()))}
 
 
-def unpacked(download: State, like: State) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Yield name, flat mask and selected entries of each tensor that :func:`packed` prepared for sending.
+def unpack_entries(download: State, like: State) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Yield name, flat mask and selected entries of each tensor that :func:`pack_entries` prepared for sending.
 
     Args:
-        download: results of :func:`packed` for some tensors, joined in one mapping.
+        download: results of :func:`pack_entries` for some tensors, joined in one mapping.
         like: state of the model that the entries belong to.
 
     Raises:
@@ -98,7 +98,7 @@ def add_entries(
 
     Args:
         state: w, the model before.
-        download: d, the downloaded entries of the change, as in :func:`unpacked`.
+        download: d, the downloaded entries of the change, as in :func:`unpack_entries`.
         minus: m, this site's own part of the change, to be subtracted; tensors of the same names.
         weight: a, factor of the site's own part.
 
@@ -106,10 +106,10 @@ def add_entries(
         A new state, summed in float64; tensors without downloaded entries are those of ``state``.
 
     Raises:
-        ValueError: as :func:`unpacked`.
+        ValueError: as :func:`unpack_entries`.
     """
     changed: dict[str, torch.Tensor] = dict(state)
-    for name, mask, values in unpacked(download, state):
+    for name, mask, values in unpack_entries(download, state):
         flat = state[name].detach().clone().reshape(-1)
         total = flat[mask].double() + values.double()
         if minus is not None:

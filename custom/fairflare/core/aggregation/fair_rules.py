@@ -36,7 +36,7 @@ def finite_or_mean(values: Mapping[str, float], before: Mapping[str, float] | No
     return {site: float(known.get(site, mean)) for site in sorted(values)}
 
 
-def updated_share(memory: Mapping[str, float], fresh: Mapping[str, float]) -> dict[str, float]:
+def update_share(memory: Mapping[str, float], fresh: Mapping[str, float]) -> dict[str, float]:
     """Return the remembered weights; the sites in ``fresh`` divide the sum of their own weights anew.
 
     Sites that are not in ``fresh`` keep their weights.
@@ -228,7 +228,7 @@ def fair_fed_weights(memory: Mapping[str, float], gaps: Mapping[str, float], bet
         beta: step size, ``>= 0``.
     """
     mean = statistics.fmean(gaps[site] for site in sorted(gaps))
-    return updated_share(memory, {site: memory[site] - beta * (gaps[site] - mean) for site in sorted(gaps)})
+    return update_share(memory, {site: memory[site] - beta * (gaps[site] - mean) for site in sorted(gaps)})
 
 
 # ------------------------------------------------------------------------------------------------ FedCE
@@ -246,11 +246,11 @@ def contributions(
         floor: least value of each estimate and of the sum or product, ``>= 0``.
     """
 
-    def shared(values: Mapping[str, float]) -> dict[str, float]:
+    def share_out(values: Mapping[str, float]) -> dict[str, float]:
         return normalise({site: max(value, floor) for site, value in values.items()})
 
-    g, e = shared(directions), shared(scores)
-    return shared({site: g[site] * e[site] if multiply else g[site] + e[site] for site in sorted(g)})
+    g, e = share_out(directions), share_out(scores)
+    return share_out({site: g[site] * e[site] if multiply else g[site] + e[site] for site in sorted(g)})
 
 
 def minus_state(received: State, local: State, coefficient: float) -> dict[str, torch.Tensor]:

@@ -120,7 +120,7 @@ class Products:
 
     made: dict[str, tuple[float, float]] = field(default_factory=dict)
 
-    def averaged(
+    def average_factors(
         self, states: Mapping[str, Mapping[str, torch.Tensor]], weights_of: Callable[[str], Mapping[str, float]]
     ) -> dict[str, torch.Tensor]:
         """Return the averaged factors of all adapted layers by tensor name, in the sites' shapes and dtypes.

@@ -55,7 +55,7 @@ class Movement:
         total = math.fsum(self._squares[name] for name in self._moved if name in self._squares)
         return math.sqrt(math.fsum(self._moved.values()) / total) if total > 0 else 1.0
 
-    def applied(self, mean: Callable[[str], torch.Tensor]) -> Callable[[str], torch.Tensor] | None:
+    def apply(self, mean: Callable[[str], torch.Tensor]) -> Callable[[str], torch.Tensor] | None:
         """Return a function that computes the new tensor of a given name from the change that ``self.move`` returned.
 
         Return ``None`` if ``self.move`` returned its argument itself: then the plain average is used.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fairflare.base.checks import gathered
+from fairflare.base.checks import group_by_key
 from fairflare.core.aggregation.tensor_mean import MEAN, Aggregate
 from fairflare.core.states import State, WeightsOf, weighted_average
 
@@ -62,7 +62,9 @@ class PartialSlices:
             bounded: function that limits the owners' weights, which sum to 1.
         """
         parts: dict[str, dict[str, torch.Tensor]] = {site: {} for site in states}
-        slices = gathered((frozenset(states).difference(sites), number) for number, sites in enumerate(self.lacking))
+        slices = group_by_key(
+            (frozenset(states).difference(sites), number) for number, sites in enumerate(self.lacking)
+        )
         slices.pop(frozenset(states), None)
         for name in [name for name in self.tensors if name in received] if slices else ():
             copies, weights = {site: state[name].clone() for site, state in states.items()}, weights_of(name)

@@ -21,7 +21,7 @@ class Adapting(ABC):
         """Return whether the network has low-rank adapters that are averaged by their products."""
 
     @abstractmethod
-    def adapted(self, model: nn.Module) -> nn.Module:
+    def insert_adapters(self, model: nn.Module) -> nn.Module:
         """Insert the task's adapters into the network of ``build_model``, freeze what is not trained, and return it.
 
         Raises:
@@ -32,7 +32,7 @@ class Adapting(ABC):
 def network_of(task: Task) -> nn.Module:
     """Return the task's network as it is trained, sent and tested: with adapters, if the task adds any."""
     model = task.build_model()
-    return task.adapted(model) if isinstance(task, Adapting) else model
+    return task.insert_adapters(model) if isinstance(task, Adapting) else model
 
 
 def load_weights(task: Task, checkpoint: str | None = None) -> nn.Module:

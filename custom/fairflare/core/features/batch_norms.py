@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fairflare.base.checks import gathered
+from fairflare.base.checks import group_by_key
 from fairflare.base.task import evaluating
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def other_running(model: nn.Module) -> list[str]:
 
 def registered_names(model: nn.Module) -> dict[str, list[str]]:
     """Return all names under which each module of :func:`running_norms` is registered; the state dict has each name."""
-    names = gathered((id(module), name) for name, module in model.named_modules(remove_duplicate=False))
+    names = group_by_key((id(module), name) for name, module in model.named_modules(remove_duplicate=False))
     return {name: names[id(module)] for name, module in running_norms(model).items()}
 
 
@@ -142,7 +142,7 @@ class Moments:
         shape = [1, -1, *[1] * (values.ndim - 2)]
         return cls(values.numel() // values.shape[1], mean, (wide - mean.view(shape)).square_().sum(axes))
 
-    def joined(self, other: Moments) -> Moments:
+    def join(self, other: Moments) -> Moments:
         """Return the moments of the union of two sets of values.
 
         Source:
@@ -181,7 +181,7 @@ def measure(
         values = args[0]
         for part in values.split(max(1, WIDE // max(1, values[0].numel()))):
             moments = Moments.compute(part)
-            measured[name] = measured[name].joined(moments) if name in measured else moments
+            measured[name] = measured[name].join(moments) if name in measured else moments
         left -= 1
         if left == 0:
             raise _Enough
@@ -202,14 +202,14 @@ def measure(
     return {name: measured[name] for name in group.names if name in measured}
 
 
-def pooled(
+def pool_statistics(
     means: Mapping[str, Tensor], variances: Mapping[str, Tensor], weights: Mapping[str, float], count: int
 ) -> tuple[Tensor, Tensor]:
     r"""Return running statistics of one batch norm over the values of all sites.
 
     .. math:: m = \sum_k p_k m_k, \qquad v = \frac{N}{N - 1} \sum_k p_k \left(v_k + (m_k - m)^2\right)
 
-    With :math:`p_k = n_k / N` these are the moments of all values together (:meth:`Moments.joined` for any number of
+    With :math:`p_k = n_k / N` these are the moments of all values together (:meth:`Moments.join` for any number of
     sites), with the unbiased variance, as torch keeps it.
 
     Args:

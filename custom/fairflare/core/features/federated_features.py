@@ -63,7 +63,7 @@ def _cosines(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum(1) / (norms + EPSILON)
 
 
-def matched_features(
+def match_features(
     features: Tensor, wanted: Mapping[int, Tensor], weight: Tensor, bias: Tensor, *, steps: int, learning_rate: float
 ) -> tuple[Tensor, float, float]:
     r"""Return features moved by gradient descent until their gradients point where the sites' do.
@@ -96,7 +96,7 @@ def matched_features(
     return moved, before, after
 
 
-def retrained_classifier(
+def retrain_classifier(
     features: Tensor, *, epochs: int, learning_rate: float, batch_size: int, seed: int
 ) -> tuple[Tensor, Tensor]:
     """Return a linear classifier trained from scratch on features of classes in equal parts.

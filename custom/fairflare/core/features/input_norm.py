@@ -50,15 +50,15 @@ def put_before(model: nn.Module) -> nn.Module:
     if first is None:
         raise ValueError("adapters=fed_rdn needs a network that begins with a convolution; choose another network")
     model.add_module(NAME, InputNorm(first.in_channels))
-    model.register_forward_pre_hook(_normalised)
+    model.register_forward_pre_hook(_normalise_input)
     return model
 
 
-def _normalised(model: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _normalise_input(model: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return model.get_submodule(NAME)(args[0]), *args[1:]
 
 
-def pooled(batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor] | None:
+def pool_pixels(batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Return mean and variance of all pixels of some images, by channel, in float64, or ``None`` if there is no image.
 
     Pixels that targets of the images' size mark as not counted (-1 for every structure), such as padding, are left out.

@@ -166,7 +166,7 @@ class JointPass:
         self._kept = {*self.wanted, *(sources.get(name, "") for name in self.wanted)}
         self.names = [name for name in self.names if name in self._kept]
 
-    def compared(self) -> list[str]:
+    def find_comparable(self) -> list[str]:
         """Return the layers with features of every image in both models; the log says why other layers lack them.
 
         Raises:

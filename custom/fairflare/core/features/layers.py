@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from fairflare.base.checks import gathered
+from fairflare.base.checks import group_by_key
 
 if TYPE_CHECKING:
     import torch
@@ -109,7 +109,7 @@ def input_tensors(model: nn.Module, inputs: torch.Tensor) -> list[str]:
 
     from fairflare.base.task import evaluating
 
-    names = gathered((id(tensor), name) for name, tensor in model.named_parameters(remove_duplicate=False))
+    names = group_by_key((id(tensor), name) for name, tensor in model.named_parameters(remove_duplicate=False))
     before, weights = inputs._version, list[str]()
 
     class GivenInput(TorchFunctionMode):

@@ -51,7 +51,7 @@ class Case:
         return [min(max(value, 1), MOST[kind]) for value in steps]
 
 
-def counted(cases: Sequence[Case], kind: str, target: Sequence[float] = ()) -> list[Counts]:
+def count_values(cases: Sequence[Case], kind: str, target: Sequence[float] = ()) -> list[Counts]:
     """Return for each axis how many cases have each value; arguments: see :meth:`Case.steps`."""
     return [Counter(along) for along in zip(*(case.steps(kind, target) for case in cases), strict=True)]
 

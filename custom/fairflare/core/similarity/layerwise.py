@@ -117,7 +117,7 @@ def layerwise_cka(
         if not joint.images:
             raise ValueError("the batches hold no image; nothing can be compared")
         result = dict.fromkeys(joint.wanted, UNDEFINED)
-        for name in joint.compared():
+        for name in joint.find_comparable():
             if joint.images >= 2:
                 measured = rows[joint.scaled[name]].scaled[name] if name in joint.scaled else rows[name]
                 of_constant = UNDEFINED if any(measured.varies) else LayerSimilarity(1.0, 0.0)
@@ -396,7 +396,7 @@ def layerwise_cosine(
         for piece in joint.pieces(batches):
             joint.run(piece, visit)
         result = dict.fromkeys(joint.names, UNDEFINED)
-        for name in joint.compared() if joint.images else ():
+        for name in joint.find_comparable() if joint.images else ():
             distance = float(sums[name] / joint.images)
             if math.isfinite(distance):
                 result[name] = LayerSimilarity(1 - distance, distance)

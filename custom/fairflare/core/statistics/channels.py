@@ -39,12 +39,12 @@ class Channels:
     values: Array
 
 
-def described(names: Sequence[str], images: Sequence[npt.NDArray[np.generic]]) -> Channels | None:
+def describe_channels(names: Sequence[str], images: Sequence[npt.NDArray[np.generic]]) -> Channels | None:
     """Describe the images of a case, (rows, columns, slices) on one grid, with a name for each; ``None`` of one."""
     if len(names) < 2:
         return None
     steps = tuple(slice(None, None, -(-length // SIDE)) for length in images[0].shape)
-    small = [_scaled(np.asarray(image[steps], np.float64)) for image in images]
+    small = [_scale(np.asarray(image[steps], np.float64)) for image in images]
     odd = []
     for (one, a), (other, b) in combinations(zip(names, small, strict=True), 2):
         seen = (a > 0) | (b > 0)
@@ -97,7 +97,7 @@ def _apart(one: Array, other: Array) -> float:
     return float(np.abs(one - other).mean())
 
 
-def _scaled(values: Array) -> Array:
+def _scale(values: Array) -> Array:
     low, high = np.nanpercentile(values, (1, 99))
     scaled: Array = np.clip(np.nan_to_num(values - low) / max(high - low, 1e-12), 0, 1)
     return scaled

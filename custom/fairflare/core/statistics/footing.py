@@ -102,7 +102,7 @@ class Footing:
             "bridges": self.bridges,
         }  # fmt: skip
 
-    def compared(self, site: str) -> list[str]:
+    def list_compared(self, site: str) -> list[str]:
         """Return the structures over which a site's figure is computed, to compare it with other sites' figures."""
         return self.shared if self.shared and self.of.get(site) else sorted(self.of.get(site, ()))
 
@@ -110,7 +110,7 @@ class Footing:
         r"""Return a figure of each site that can be compared with the figures of the sites with which it is linked.
 
         The figure is the mean over the shared structures or, if no structure is shared, :math:`u_k` of
-        :func:`adjusted`.
+        :func:`fit_effects`.
 
         Args:
             cells: values of a metric by site and structure; only structures in :attr:`of` count.
@@ -119,7 +119,9 @@ class Footing:
             The figure of each site of ``cells``. It is NaN if one of the site's cells has no value, since figures over
             other cells than in other rounds could not be compared.
         """
-        comparable = {site: {name: cells[site].get(name, math.nan) for name in self.compared(site)} for site in cells}
+        comparable = {
+            site: {name: cells[site].get(name, math.nan) for name in self.list_compared(site)} for site in cells
+        }
         whole = {
             site: figures
             for site, figures in comparable.items()
@@ -129,7 +131,7 @@ class Footing:
             means = {site: statistics.fmean(figures.values()) for site, figures in whole.items()}
         else:
             parts = _parts({site: frozenset(figures) for site, figures in whole.items()})
-            means = {k: v for part in parts for k, v in adjusted({site: whole[site] for site in part}).items()}
+            means = {k: v for part in parts for k, v in fit_effects({site: whole[site] for site in part}).items()}
         return {site: means.get(site, math.nan) for site in cells}
 
     def make_comparable(self, metrics: Metrics) -> dict[str, dict[str, float]]:
@@ -217,7 +219,7 @@ def _parts(structures: Mapping[str, Collection[str]]) -> list[list[str]]:
     return sorted(parts, key=lambda part: (-len(part), part))
 
 
-def adjusted(cells: Cells) -> dict[str, float]:
+def fit_effects(cells: Cells) -> dict[str, float]:
     r"""Return each site's effect :math:`u_k` in the additive model over the cells of linked sites.
 
     .. math:: \min \sum (y_{ks} - u_k - v_s)^2, \quad \sum_s v_s = 0

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from fairflare.base.checks import gathered
+from fairflare.base.checks import group_by_key
 from fairflare.core.statistics.group_sums import (
     BRIER,
     CALIBRATION,
@@ -167,7 +167,7 @@ def _same_structures(groups: Mapping[str, Sums], whole: Sums) -> list[Sums]:
     return [{**group, DICE: group[DICE][both]} if DICE in group else group for group in (whole, *groups.values())]
 
 
-def undefined_rates(groups: Mapping[str, Sums]) -> dict[str, list[str]]:
+def find_undefined_rates(groups: Mapping[str, Sums]) -> dict[str, list[str]]:
     """Return the rates (sensitivity, false positives) that are undefined in a group of people, with these groups.
 
     A rate is undefined if the group has no image of the class, or none of any other class.
@@ -184,7 +184,7 @@ def undefined_rates(groups: Mapping[str, Sums]) -> dict[str, list[str]]:
         for group, measured, classes in of_groups
         for rank, label in enumerate(positives(classes))
     )
-    return gathered(
+    return group_by_key(
         (f"{'sensitivity' if lacks[0] else 'false positives'} {label}", group)
         for group, label, lacks in lacking
         if sum(lacks) == 1  # if both are undefined, the class is withheld by a site
@@ -239,7 +239,7 @@ def worst_of(groups: Mapping[str, Sums]) -> dict[str, str]:
     return {name: min(of, key=of.__getitem__) for name, of in known.items() if len(of) > 1}
 
 
-def exponentiated(weights: Mapping[K, float], losses: Mapping[K, float], rate: float) -> dict[K, float]:
+def exponentiate(weights: Mapping[K, float], losses: Mapping[K, float], rate: float) -> dict[K, float]:
     r"""Return a step of exponentiated gradient: :math:`q_g \leftarrow q_g \exp(\eta L_g) / Z`.
 
     Args:

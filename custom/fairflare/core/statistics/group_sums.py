@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflare.base.cases.floor import find_hidden_rows
-from fairflare.base.checks import gathered
+from fairflare.base.checks import group_by_key
 
 Array: TypeAlias = "npt.NDArray[np.float64]"
 Sums: TypeAlias = Mapping[str, Array]
@@ -76,7 +76,9 @@ def sums_of(
     cells = [truth & labelled, ~truth & labelled, truth & ~labelled, ~truth & ~labelled]
     place = _bin_of(group_scores, bins)
     confidence = group_scores[np.arange(len(group_scores)), best]
-    bin_of_image = _merged(_bin_of(confidence, calibration_bins), whose, (labelled.any(1),), calibration_bins, least)
+    bin_of_image = _merge_bins(
+        _bin_of(confidence, calibration_bins), whose, (labelled.any(1),), calibration_bins, least
+    )
     right = (best == labels[chosen]).astype(float)
     weights = (np.ones(len(group_scores)), confidence, right)
     return {
@@ -84,7 +86,7 @@ def sums_of(
         CELLS: np.stack([[_count_cases(whose[part]) for part in (has, ~has)] for has in truth.T]),
         CONFUSION: np.stack([cell.sum(0) for cell in cells], 1).astype(float),
         HISTOGRAM: np.stack(
-            [[np.bincount(_merged(place[:, c], whose, (has, ~has), bins, least)[part], minlength=bins)
+            [[np.bincount(_merge_bins(place[:, c], whose, (has, ~has), bins, least)[part], minlength=bins)
               for part in (has, ~has)] for c, has in enumerate(truth.T)]
         ).astype(float),
         CALIBRATION: np.stack([np.bincount(bin_of_image, weight, calibration_bins) for weight in weights], 1),
@@ -103,7 +105,7 @@ def _bin_of(values: Array, bins: int) -> npt.NDArray[np.int64]:
     return np.minimum((values * bins).astype(np.int64), bins - 1)
 
 
-def _merged(
+def _merge_bins(
     place: npt.NDArray[np.int64],
     whose: npt.NDArray[np.int64],
     sides: Sequence[npt.NDArray[np.bool_]],
@@ -130,12 +132,12 @@ def _merged(
     return goes[place] if least > 1 else place
 
 
-def added(sums: Sequence[Sums]) -> dict[str, Array]:
+def add_sums(sums: Sequence[Sums]) -> dict[str, Array]:
     """Return the sums of several groups or sites together, entry by entry.
 
     A NaN (an entry that a site withholds) is left out of the sum; an entry that all withhold is NaN.
     """
-    by_name = gathered((name, array) for one in sums for name, array in one.items())
+    by_name = group_by_key((name, array) for one in sums for name, array in one.items())
     stacked = {name: np.stack(arrays) for name, arrays in by_name.items()}
     return {name: np.where(np.isnan(of).all(0), np.nan, np.nansum(of, 0)) for name, of in stacked.items()}
 

@@ -170,7 +170,7 @@ def permutation_test(
         part[:, c] * generator.multivariate_hypergeometric(total[:, c], hits[c], many) for c in range(len(cases))
     )
     equal = weights @ mean, within.sum(1), errors
-    return _compared((part * right).sum(1), *equal, (np.asarray(dealt), *equal), higher_is_better)
+    return _compare((part * right).sum(1), *equal, (np.asarray(dealt), *equal), higher_is_better)
 
 
 def scores_test(
@@ -286,7 +286,7 @@ def _compare_with_errors(
         (part, _weighted_mean(part, error), error**2, np.sqrt(np.maximum(error**2 - _variance_of_mean(error), 0)))
         for part, error in (sites, chance)
     )
-    return _compared(
+    return _compare(
         *statistics_of_sites, drawn, higher, lambda values: _values_of_logits(values, *ends) if ends else values
     )
 
@@ -300,7 +300,7 @@ def _variance_of_mean(errors: Numbers) -> Numbers:
     return np.asarray(1 / (1 / errors**2).sum(-1, keepdims=True))
 
 
-def _compared(
+def _compare(
     values: Numbers, expected: Numbers, within: Numbers, errors: Numbers,
     chance: tuple[Numbers, Numbers, Numbers, Numbers], higher: bool, back: Callable[[Numbers], Numbers] = np.asarray,
 ) -> SitesCompared:  # fmt: skip

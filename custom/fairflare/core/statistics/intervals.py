@@ -42,7 +42,7 @@ def wilson(hits: Array, count: Array, error: float) -> Array:
     return np.stack([share, middle - reach, middle + reach], 1)
 
 
-def widened(values: npt.ArrayLike, drawn: npt.ArrayLike, units: npt.ArrayLike) -> Array:
+def widen_draws(values: npt.ArrayLike, drawn: npt.ArrayLike, units: npt.ArrayLike) -> Array:
     r"""Rescale resampled values around the measured value, since draws of m patients vary too little.
 
     The standard deviation of draws is too small by the factor :math:`\sqrt{(m-1)/m}`.
@@ -83,13 +83,13 @@ def skewness(drawn: npt.NDArray[np.floating]) -> Array:
     return np.asarray((off**3).mean(-1) / scale**3)
 
 
-def unskewed(t: Array, skew: Array) -> Array:
+def remove_skew(t: Array, skew: Array) -> Array:
     """Return the size of a ratio t of mean to error, or of Hall's transformed ratio if that is nearer to 0."""
     return np.minimum(np.abs(t), np.abs(t + skew / 6 + skew * t**2 / 3 + skew**2 * t**3 / 27))
 
 
 def reach(limit: Array, skew: Array) -> tuple[Array, Array]:
-    """Return how many errors an interval reaches below and above the mean: what :func:`unskewed` maps to ``limit``."""
+    """Return how many errors an interval reaches to both sides: what :func:`remove_skew` maps to ``limit``."""
     bent = np.where(np.abs(skew) < 1e-6, 1.0, skew)  # of a smaller skewness the transformation moves nothing
     ends = [3 * sign * (np.cbrt(1 + bent * (sign * limit - bent / 6)) - 1) / bent for sign in (1, -1)]
     below, above = np.maximum(np.where(bent == skew, ends, limit), limit)
@@ -113,13 +113,13 @@ def paired_gain(gain: float, draws: Array, units: int) -> list[float]:
     from scipy.special import stdtr, stdtrit
 
     known = draws[np.isfinite(draws)]
-    wide = widened([gain], known[None], [units if units > 1 else np.nan])[0]
+    wide = widen_draws([gain], known[None], [units if units > 1 else np.nan])[0]
     error = float(wide.std(ddof=1)) if len(known) >= LEAST else 0.0
     if not error > ROUNDING:
         return [gain, *[float("nan")] * 4]
     skew, df = skewness(wide), degrees([1.0], [units], len(known))
     below, above = reach(stdtrit(df, (1 + LEVEL) / 2), skew)
-    p = 2 * float(stdtr(df, -unskewed(np.array(gain / error), skew))) if units >= FEW else float("nan")
+    p = 2 * float(stdtr(df, -remove_skew(np.array(gain / error), skew))) if units >= FEW else float("nan")
     return [gain, gain - error * float(below), gain + error * float(above), p, error]
 
 

@@ -17,13 +17,13 @@ import numpy.typing as npt
 from scipy.ndimage import binary_erosion, binary_fill_holes
 from scipy.optimize import linear_sum_assignment
 
-from fairflare.base.checks import gathered
+from fairflare.base.checks import group_by_key
 
 Array = npt.NDArray[np.floating]
 _CELLS = 8  # number of cells into which a picture is divided in each direction
 _CLEAR = 0.2  # a map must explain this much more than the labels do, mean share over the classes that it changes
 _EVIDENCE = 16.0  # least squared test statistic z of a certain map, before the term for the number of maps
-# Of :func:`exchanged`: features of a region, least number of masks of either kind, mean over standard deviation.
+# Of :func:`find_exchanged`: features of a region, least number of masks of either kind, mean over standard deviation.
 _RATIOS, _LEAST, _APART = [0, 2, 5], 8, 2.5
 _NEARER = 0.6  # of :func:`mistaken`: share of the distance from the same structure elsewhere
 
@@ -99,7 +99,7 @@ def regions_of(target: npt.NDArray[Any], volume: bool = False) -> dict[int, Arra
     return regions
 
 
-def exchanged(masks: Sequence[Mapping[int, Array]]) -> Iterator[tuple[int, int, list[int]]]:
+def find_exchanged(masks: Sequence[Mapping[int, Array]]) -> Iterator[tuple[int, int, list[int]]]:
     """Yield two structures and the numbers of the masks of one site in which they look exchanged.
 
     If the codes are exchanged in some masks, the structures exchange size and place there. The logarithm of the ratio
@@ -169,7 +169,7 @@ def mistaken(shapes: Mapping[str, Mapping[int, Array]], among: Collection[str]) 
     for site, number in ((one, k) for one in among for k in means[one] if k):
         nearest = {
             label: min(distances)
-            for label, distances in gathered(
+            for label, distances in group_by_key(
                 (k, float(np.linalg.norm(means[site][number] - centre)))
                 for other in means.keys() - {site}
                 for k, centre in means[other].items()
@@ -181,7 +181,7 @@ def mistaken(shapes: Mapping[str, Mapping[int, Array]], among: Collection[str]) 
     return suspects
 
 
-def judged(features: Mapping[str, Array], labels: Mapping[str, npt.NDArray[np.integer]]) -> dict[str, LabelMap]:
+def judge_maps(features: Mapping[str, Array], labels: Mapping[str, npt.NDArray[np.integer]]) -> dict[str, LabelMap]:
     """Return :func:`label_maps` of all sites, where a site whose map is certain has no part in judging the others.
 
     Of several such sites the one that its own map explains best, beyond its labels, is taken out first.
@@ -191,7 +191,7 @@ def judged(features: Mapping[str, Array], labels: Mapping[str, npt.NDArray[np.in
     if not gains:
         return maps
     worst = gains[max(gains)]
-    return {**judged({site: rows for site, rows in features.items() if site != worst}, labels), worst: maps[worst]}
+    return {**judge_maps({site: rows for site, rows in features.items() if site != worst}, labels), worst: maps[worst]}
 
 
 def label_maps(features: Mapping[str, Array], labels: Mapping[str, npt.NDArray[np.integer]]) -> dict[str, LabelMap]:
@@ -229,7 +229,7 @@ def label_maps(features: Mapping[str, Array], labels: Mapping[str, npt.NDArray[n
     maps = {}
     for site in usable:
         others = [means[other] for other in usable if other != site]
-        by_class = gathered((c, mean) for by in others for c, mean in by.items())
+        by_class = group_by_key((c, mean) for by in others for c, mean in by.items())
         centroids = {c: np.median(by_class[c], axis=0) for c in sorted(by_class)}
         if len(means[site].keys() & centroids.keys()) > 1:
             maps[site] = _map_at(centred[site] / scale, labels[site], {c: v / scale for c, v in centroids.items()})

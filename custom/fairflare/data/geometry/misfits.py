@@ -34,7 +34,7 @@ def notes_of(texts: Iterable[str]) -> list[str]:
     return [f"{text} ({count} times)" if count > 1 else text for text, count in Counter(filter(None, texts)).items()]
 
 
-def listed(values: Iterable[float]) -> str:
+def format_values(values: Iterable[float]) -> str:
     return "(" + ", ".join(f"{value:.9g}" for value in values) + ")"
 
 

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.data.geometry.misfits import ACROSS, ASK, SKEW, STEP, Misfit, listed, sides_of
-from fairflare.data.orientation import PLAIN, Turn, back, turn_of, turned
+from fairflare.data.geometry.misfits import ACROSS, ASK, SKEW, STEP, Misfit, format_values, sides_of
+from fairflare.data.orientation import PLAIN, Turn, back, turn_of, turn_view
 
 DrawnOn = Literal["stored", "upright"]
 Affine = npt.NDArray[Any]
@@ -80,8 +80,8 @@ class Fit:
     """Describe how a mask is brought to the axes of its image.
 
     Attributes:
-        turn: argument of :func:`fairflare.data.orientation.turned`: (3, 2), for each axis of the mask the number of the
-            image's axis, and 1 or -1 (flipped).
+        turn: argument of :func:`fairflare.data.orientation.turn_view`: (3, 2), for each axis of the mask the number of
+            the image's axis, and 1 or -1 (flipped).
         affine: affine of the image, by the form that fits the mask; ``None`` if the image states none.
         note: a remark on the pair for the user; empty for none.
         places: for a mask file that lacks empty slices, the image's slice of each slice in the file; otherwise empty.
@@ -99,8 +99,8 @@ class Fit:
         if self.places:
             whole = np.zeros((*mask.shape[:2], self.slices), mask.dtype)
             whole[:, :, list(self.places)] = mask
-            return turned(whole, self.turn)
-        return turned(mask, self.turn)
+            return turn_view(whole, self.turn)
+        return turn_view(mask, self.turn)
 
 
 def fit(image: Grid, mask: Grid, drawn_on: str | None = None, orientation: str = "canonical") -> Fit | Misfit:
@@ -181,7 +181,9 @@ def check_affine(affine: Affine, shape: Sequence[int], name: str) -> Affine:
     full = _full(affine, shape)
     sides = np.linalg.norm(full[:3, :3], axis=0)
     if not np.isfinite(full).all() or not sides.all():
-        raise Misfit("an affine without a size", f"its {name} has an axis without a length: {listed(sides)} mm", ASK)
+        raise Misfit(
+            "an affine without a size", f"its {name} has an axis without a length: {format_values(sides)} mm", ASK
+        )
     for axis in (2, 0, 1):
         if shape[axis] == 1:
             continue
@@ -218,7 +220,9 @@ def _fit_affines(image: Grid, mask: Grid) -> Fit | Misfit:
             far = f"mask and image lie up to {apart:.2g} mm apart ({apart / side:.2g} voxel)"
             fitting.append((Fit(turn, affine, far if apart > TOGETHER * side else ""), f"{name} and {its}"))
     if not fitting:
-        return (None if mask.of or image.of == "frames" else _find_lost_geometry(image, mask)) or _named(image, mask)
+        return (None if mask.of or image.of == "frames" else _find_lost_geometry(image, mask)) or _name_misfit(
+            image, mask
+        )
     if len({each.turn.tobytes() for each, _ in fitting}) > 1:
         return Misfit(
             TWO_FORMS, "it lies on the image in two ways, by image's and mask's "
@@ -283,7 +287,7 @@ def _apart(a: Affine, b: Affine, turn: Turn, image: Sequence[int], mask: Sequenc
     return float(np.linalg.norm(a[:3, :3] @ (moved[:3] - wanted) @ corners.T, axis=0).max())
 
 
-def _named(image: Grid, mask: Grid) -> Misfit:
+def _name_misfit(image: Grid, mask: Grid) -> Misfit:
     """Return the reason why a mask does not fit its image, by the first affine of both."""
     a, b = _full(image.statements[0][1], image.shape), _full(mask.statements[0][1], mask.shape)
     sides = np.linalg.norm(a[:3, :3], axis=0)
@@ -353,7 +357,7 @@ def _find_lost_geometry(image: Grid, mask: Grid) -> Misfit | None:
             and ((is_mask and same_place) or not first.any())
             and ((is_mask and same) or (apart and (sides == 1).all()))
         ):
-            in_words = f"{whose} voxels are {sides_of(sides)} mm along the body's axes, from {listed(first)}"
+            in_words = f"{whose} voxels are {sides_of(sides)} mm along the body's axes, from {format_values(first)}"
             what, remedy = ("a mask", WITH_GEOMETRY if same else ANEW) if is_mask else ("an image", ASK)
             return Misfit(f"{what} without its geometry", f"{whose} geometry was lost: {in_words}", remedy)
     return None

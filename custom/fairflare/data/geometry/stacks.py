@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.data.geometry.misfits import ACROSS, SHOWN, SKEW, STEP, Misfit, listed
+from fairflare.data.geometry.misfits import ACROSS, SHOWN, SKEW, STEP, Misfit, format_values
 
 DIRECTION = 1e-4  # largest difference in a component of two directions that count as equal
 LENGTH = 1e-4  # largest difference of two spacings that count as equal, as a share of the spacing
@@ -101,14 +101,14 @@ def stack(
             )
     first = planes[0]
     if first.position is None or first.across is None:
-        return _unplaced(planes, what)
+        return _order_unplaced(planes, what)
     down, right, normal = _directions(first.across)
     lengths, angle = np.linalg.norm([right, down], axis=1), float(right @ down)
     if np.abs(lengths - 1).max() > UNIT or abs(angle) > UNIT:
         raise Misfit(
             "rows and columns do not lie at a right angle",
             f"its rows and columns do not lie at a right angle, or are no directions (ImageOrientationPatient "
-            f"{listed(first.across)})",
+            f"{format_values(first.across)})",
             WHOLE_SERIES,
         )
     if len(planes) > 1 and first.spacing is None:
@@ -165,7 +165,8 @@ def _check_alike(planes: Sequence[Plane], what: str) -> None:
                 scout = f" ({angle:.1f} degrees apart: a localiser is no volume)" if angle > LOCALISER else ""
             raise Misfit(
                 UNLIKE,
-                f"{known[0].name} and {known[odd[0]].name} differ in {name}: {listed(usual)} and {listed(its)}{scout}",
+                f"{known[0].name} and {known[odd[0]].name} differ in {name}: "
+                f"{format_values(usual)} and {format_values(its)}{scout}",
                 OWN_STACK if what == "files" else OWN_FILE,
             )
 
@@ -200,7 +201,7 @@ def _shortly(values: Sequence[str]) -> str:
     return ", ".join(values[:SHOWN]) + (", ..." if len(values) > SHOWN else "")
 
 
-def _unplaced(planes: Sequence[Plane], what: str) -> Stack:
+def _order_unplaced(planes: Sequence[Plane], what: str) -> Stack:
     """Order planes whose headers state no position: frames as in their file, files by their InstanceNumber."""
     if len(planes) == 1:
         return Stack((0,))

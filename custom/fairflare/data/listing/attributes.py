@@ -102,10 +102,10 @@ def read_declared(given: Any) -> dict[str, Attribute]:
     """
     if not isinstance(given, Mapping):
         raise ValueError(f"'attributes' must give each attribute as {FORM}, got {given!r:.200}")
-    return {name: _declared(name, declaration) for name, declaration in given.items()}
+    return {name: _read_declaration(name, declaration) for name, declaration in given.items()}
 
 
-def _declared(name: str, declaration: Any) -> Attribute:
+def _read_declaration(name: str, declaration: Any) -> Attribute:
     if not is_name(name) or "=" in name:
         raise ValueError(f"the name of an attribute must be a short text without '=', got {name!r:.80}")
     match declaration:

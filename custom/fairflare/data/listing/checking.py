@@ -65,7 +65,7 @@ class CheckedList:
     unread: dict[str, str] = field(default_factory=dict)  # keys of entries that nothing reads, and where each is first
 
     @contextmanager
-    def noted(self) -> Iterator[None]:
+    def note_problems(self) -> Iterator[None]:
         """Collect a ``DataError`` of the ``with`` block in ``problems``; raise the error if problems is ``None``."""
         try:
             yield
@@ -146,18 +146,18 @@ class CheckedList:
             f"the top level must be an object with the keys {_names(SPLITS)}, got {_kind(content)}",
             "it is not an object with the splits",
         )
-        with self.noted():
+        with self.note_problems():
             self.value(
                 content, "synthetic", lambda value: isinstance(value or False, bool), "be true or false",
                 "is not true or false",
             )  # fmt: skip
-        with self.noted():
+        with self.note_problems():
             try:
                 self.attributes.update(read_declared(content.get("attributes", {})))
             except ValueError as error:
                 raise self.bad(str(error), f"'attributes' must give each attribute as {FORM}") from error
         self.names.extend(named if isinstance(named := content.get("class_names"), list) else ())
-        with self.noted():
+        with self.note_problems():
             self.channels.extend(self.value(
                 {"channels": [], **content}, "channels", _are_names,
                 'be a list of different names, such as ["T2w", "ADC"]', "is not a list of different names",
@@ -167,15 +167,15 @@ class CheckedList:
         further = sorted(key for key in content if key.startswith(EXTRA_TEST))
         for split in (*SPLITS, *further, *[UNLABELLED] * (UNLABELLED in content)):
             samples, entries = list[Sample](), list[Any]()
-            with self.noted():
+            with self.note_problems():
                 entries = self.entries(content, split)
             for number, entry in enumerate(entries):
-                with self.noted():
+                with self.note_problems():
                     samples.append(sample := self.sample(entry, f"entry {number} of '{split}'", split))
                     for file in (sample.image, *sample.more):
                         self.one_split(images, file.resolve(), split, f"image '{file}'", "an image")
             for patient in dict.fromkeys(sample.patient for sample in samples if sample.patient is not None):
-                with self.noted():
+                with self.note_problems():
                     self.one_split(patients, patient, split, f"patient '{patient}'", "a patient")
             checked[split] = tuple(samples)
         return checked
@@ -195,7 +195,7 @@ class CheckedList:
             known = absent if images else (*BESIDE, *LISTS) if isinstance(value, list) else BESIDE
             near = nearest(key, known, close=MEANT if images else MISTYPED)
             what = f"'{key}', a list of images ({len(value)})" if images else f"the key '{key}'"
-            with self.noted():
+            with self.note_problems():
                 self.need(
                     not (images and near),
                     f"it has {what}, which is not read{near} Correct the name, or take the list out",

@@ -22,7 +22,7 @@ entry point group ``fairflare.preparers``.
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 
-from fairflare.base.plugins import loaded
+from fairflare.base.plugins import load_object
 from fairflare.data.preparers import pictures, volumes
 from fairflare.data.preparers.dealing import Dealing
 from fairflare.data.preparers.items import Item
@@ -49,6 +49,6 @@ def preparers() -> dict[str, Preparer]:
     """Return the preparers by name: those for a user's own files, and those that installed packages add."""
     by_name = {preparer.name: preparer for module in (pictures, volumes) for preparer in module.PREPARERS}
     for point in entry_points(group="fairflare.preparers"):
-        added: Mapping[str, Preparer] = loaded(point)
+        added: Mapping[str, Preparer] = load_object(point)
         by_name |= added
     return by_name

@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 
-from fairflare.base.cases.census import KEYS, question, unexplained
+from fairflare.base.cases.census import KEYS, list_unexplained, question
 from fairflare.base.disk.files import system_error
 from fairflare.base.settings import field_names
 from fairflare.cli.options import ExplainingCommand
@@ -199,7 +199,7 @@ def _silent(out: Path, manifest: Mapping[str, Any]) -> str:
                 f"{site}: masks with {', '.join(f'{value}: {marked[value]}' for value in coded)}, read as "
                 f"{', '.join(map(str, coded.values()))}"
             )
-    lacking = unexplained(named_labels, explained)
+    lacking = list_unexplained(named_labels, explained)
     return f"NOTE: {question(lacking, classes or bool(findings), numbers, str(out / SITE_FILE))}." if lacking else ""
 
 

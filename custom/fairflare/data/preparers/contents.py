@@ -22,8 +22,8 @@ from fairflare.data.dicom_files import (
     is_companion,
 )
 from fairflare.data.image_file import KINDS, PICTURES, SUFFIXES, VOLUMES, Dicom
-from fairflare.data.kinds import named
-from fairflare.data.preparers.names import composed, existing_folder
+from fairflare.data.kinds import name_first
+from fairflare.data.preparers.names import compose, existing_folder
 
 # Endings of files that may lie beside images, and that are read for other purposes or ignored on purpose.
 SIDECARS = (".json", ".bval", ".bvec", ".tsv", ".csv", ".txt", ".md", ".xml", ".yaml", ".yml", ".md5", ".sha256")
@@ -92,9 +92,9 @@ class Contents:
 
     def key(self, path: Path) -> str:
         """Return a key to compare files by: the path below the folder, without its ending, with composed letters."""
-        return composed(strip_ending(path.relative_to(self.folder).as_posix()))
+        return compose(strip_ending(path.relative_to(self.folder).as_posix()))
 
-    def passed_over(self) -> str:
+    def list_unread(self) -> str:
         """Return a text on the files that are not read: for each ending their number, three names and a converter."""
         halves = {
             path.with_suffix(ending)
@@ -107,7 +107,7 @@ class Contents:
 
     def notes(self) -> list[str]:
         """Return a list with one note on the files that are not read; an empty list if there are none."""
-        return [f"'{self.folder}': not read: {in_words}"] if (in_words := self.passed_over()) else []
+        return [f"'{self.folder}': not read: {in_words}"] if (in_words := self.list_unread()) else []
 
 
 def contents(folder: Path, endings: Collection[str] = SUFFIXES, besides: Iterable[Path] = ()) -> Contents:
@@ -167,7 +167,7 @@ def _kind_of(path: Path) -> str:
 
 
 def _describe_files(kind: str, paths: list[Path], folder: Path) -> str:
-    names = named([path.relative_to(folder).as_posix() for path in paths])
+    names = name_first([path.relative_to(folder).as_posix() for path in paths])
     stem = strip_ending(paths[0].name).removesuffix(kind)
     content = content_of(paths[0]) if paths[0].is_file() and "DICOM" not in kind else ""
     how = (CONVERTERS.get(kind) or content or "no image").format(paths[0].name, stem)

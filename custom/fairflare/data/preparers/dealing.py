@@ -12,14 +12,14 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from fairflare.base.checks import choice, gathered, number, refuse
+from fairflare.base.checks import choice, group_by_key, number, refuse
 from fairflare.base.settings import Flag, Fraction, NonNegativeInt, PositiveInt, field_names, settings
 from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.data import partitions
 from fairflare.data.corruptions import CORRUPTIONS, REFERENCE_SIZE, SEVERITIES, image_seed
 from fairflare.data.datalist import DataError
 from fairflare.data.partitions import apportion
-from fairflare.data.preparers.items import Item, corrupted, resized
+from fairflare.data.preparers.items import Item, corrupt_image, resize_image
 from fairflare.data.preparers.names import file_name
 from fairflare.data.preparers.options import option
 from fairflare.data.preparers.splitting import FRACTIONS, check_fractions, draw_folds, group_labels
@@ -135,7 +135,7 @@ def deal(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list[I
         items = [replace(item, fold=folds[item.group]) for item in items]
     held_out = dealing.common_test or (dealt and dealing.global_test and not dealing.folds)
     held, rest = _hold_out(items, dealing, seed) if held_out else ([], list(items))
-    sites = _deal(rest, dealing, seed) if dealt else gathered((item.site or "site-1", item) for item in rest)
+    sites = _deal(rest, dealing, seed) if dealt else group_by_key((item.site or "site-1", item) for item in rest)
     if dealing.corrupt_sites > len(sites):
         raise ValueError(f"corrupt_sites={dealing.corrupt_sites}, but there are {len(sites)} sites")
     if dealing.global_test:
@@ -212,7 +212,7 @@ def _deal(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list[
     }
     way, arguments = ways[dealing.partition]
     parts = way(labels, dealing.sites, seed=seed, **arguments)
-    by_group = gathered((item.group, item) for item in items)
+    by_group = group_by_key((item.group, item) for item in items)
     sites = {
         f"site-{number + 1}": [replace(item, site="") for index in part.tolist() for item in by_group[groups[index]]]
         for number, part in enumerate(parts)
@@ -241,11 +241,11 @@ def _quality(item: Item, dealing: Dealing, seed: int, bad: bool) -> Item:
     if not edge:  # without a size, images are not corrupted either
         return item
     image = (
-        partial(resized, item.image, edge)
+        partial(resize_image, item.image, edge)
         if corruption is None or not bad
-        else partial(corrupted, item.image, *corruption, image_seed(f"{corruption[0]}/{item.name}", seed), edge)
+        else partial(corrupt_image, item.image, *corruption, image_seed(f"{corruption[0]}/{item.name}", seed), edge)
     )
-    mask = item.mask if isinstance(item.mask, int) else partial(resized, item.mask, edge, is_mask=True)
+    mask = item.mask if isinstance(item.mask, int) else partial(resize_image, item.mask, edge, is_mask=True)
     return replace(item, image=image, mask=mask)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fairflare.base.disk.files import sha256_of
-from fairflare.base.disk.locks import Held, locked
+from fairflare.base.disk.locks import Held, hold_lock
 from fairflare.base.machine.memory import cores
 from fairflare.data.datalist import DataError
 from fairflare.data.dicom_files import files_of_series
@@ -119,7 +119,7 @@ class Draft:
 
 
 @contextmanager
-def drafted(out: Path, progress: Callable[[int], None]) -> Iterator[Draft]:
+def open_draft(out: Path, progress: Callable[[int], None]) -> Iterator[Draft]:
     """Yield a draft in the folder of the result, locked for one process; remove its temporary folder at the end.
 
     Raises:
@@ -128,7 +128,7 @@ def drafted(out: Path, progress: Callable[[int], None]) -> Iterator[Draft]:
     out.mkdir(parents=True, exist_ok=True)
     folder = out / FOLDER
     try:
-        with locked(folder / "lock", f"process {os.getpid()}"):
+        with hold_lock(folder / "lock", f"process {os.getpid()}"):
             _fresh(folder, out)
             try:
                 load_readers(Picture)  # the threads save pictures

@@ -67,7 +67,7 @@ class Item:
     channels: tuple[str, ...] = ()
 
 
-def relabelled(source: Source, tops: Sequence[int], labels: Sequence[int]) -> Pixels:
+def relabel_mask(source: Source, tops: Sequence[int], labels: Sequence[int]) -> Pixels:
     """Convert the grey values of a mask to labels: each range of values becomes one label.
 
     Args:
@@ -78,9 +78,9 @@ def relabelled(source: Source, tops: Sequence[int], labels: Sequence[int]) -> Pi
     return np.asarray(labels, np.uint8)[np.searchsorted(np.asarray(tops), mask_of(source))]
 
 
-def corrupted(source: Source, kind: str, severity: int, seed: int, edge: int) -> Pixels:
+def corrupt_image(source: Source, kind: str, severity: int, seed: int, edge: int) -> Pixels:
     """Resize an image to edge x edge pixels, and return a copy with noise or blur."""
-    return corrupt(resized(source, edge), kind, severity, seed)
+    return corrupt(resize_image(source, edge), kind, severity, seed)
 
 
 def pixels_of(source: Source) -> Pixels:
@@ -103,7 +103,7 @@ def mask_of(source: Source) -> Pixels:
     return values.astype(np.uint8)
 
 
-def resized(source: Source, edge: int, is_mask: bool = False) -> Pixels:
+def resize_image(source: Source, edge: int, is_mask: bool = False) -> Pixels:
     """Resize an image or a mask to edge x edge pixels.
 
     An image is resized by Pillow's bilinear filter, which smooths where it shrinks; a mask by nearest neighbour.

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fairflare.base.checks import gathered, refuse
+from fairflare.base.checks import group_by_key, refuse
 from fairflare.data.datalist import DataError
 from fairflare.data.preparers.looking import MOSTLY, Look
 from fairflare.data.preparers.names import listing
@@ -79,7 +79,7 @@ def labels_of(
 
 def _odd(looks: Sequence[Look]) -> dict[str, bool]:
     """Return problems that a site's masks may have, and whether they have them: smoothed edges, numbers of objects."""
-    between = gathered((value, value in look.edges) for look in looks for value in look.values)
+    between = group_by_key((value, value in look.edges) for look in looks for value in look.values)
     smooth = sorted(value for value, shares in between.items() if sum(shares) >= MOSTLY * len(shares))
     # How many masks have the numbers from 1 to n, by n; by 0 those that lack a number below their highest.
     numbers = Counter(

@@ -20,7 +20,7 @@ from fairflare.data.dicom_files import files_of_series
 from fairflare.data.image_file import Dicom, kind_of
 from fairflare.data.listing.attributes import MOST_GROUPS, NO_VALUE, NOT_KNOWN
 from fairflare.data.preparers.items import Item
-from fairflare.data.preparers.names import composed, listing, unique
+from fairflare.data.preparers.names import compose, listing, unique
 from fairflare.data.preparers.tables import Row
 
 log = logging.getLogger(__name__)
@@ -148,7 +148,7 @@ def refuse_two_spellings(values: Iterable[str], what: str) -> None:
     fairflare.data.listing.samples.DataError: '0012' and '12.0' would be two patients; write them alike
     """
     unique(
-        ((normalise_labels([composed(text).casefold()])[0], text) for text in values),
+        ((normalise_labels([compose(text).casefold()])[0], text) for text in values),
         f"would be two {what}; write them alike",
     )
 

@@ -13,15 +13,15 @@ import numpy.typing as npt
 import scipy.ndimage
 
 from fairflare.base.checks import refuse
-from fairflare.base.machine.memory import counted, free_memory, workers
+from fairflare.base.machine.memory import free_memory, print_progress, workers
 from fairflare.base.own_errors import may_be_of_file
-from fairflare.core.statistics.channels import Channels, described
+from fairflare.core.statistics.channels import Channels, describe_channels
 from fairflare.data.datalist import DataError, Sample
 from fairflare.data.geometry import DrawnOn, Misfit, codes_of
 from fairflare.data.image_file import MAX_IMAGE_BYTES, image_file
 from fairflare.data.intensity import bounds_of, counts_of
 from fairflare.data.kinds import Drawn, describe_mask, group_faults, name_site, odd_pair, shorten
-from fairflare.data.orientation import PLAIN, turn_of, turned
+from fairflare.data.orientation import PLAIN, turn_of, turn_view
 from fairflare.data.preparers.contents import VOLUMES_TAKEN
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.names import listing
@@ -80,7 +80,7 @@ def looks_of(cases: Sequence[Item], look: Looker) -> list[Look | Misfit | str]:
     An error that no file explains (:func:`fairflare.base.own_errors.may_be_of_file`) ends the check.
     """
 
-    def tried(case: Item) -> Look | Misfit | str:
+    def try_case(case: Item) -> Look | Misfit | str:
         sample = _sample(case)
         try:
             several = (case.more, case.channels) if len(case.channels) > 1 else ()
@@ -101,7 +101,7 @@ def looks_of(cases: Sequence[Item], look: Looker) -> list[Look | Misfit | str]:
             return _plain(error) if isinstance(error, ValueError) else f"it cannot be opened ({_plain(error)})"
 
     with ThreadPoolExecutor(workers(reading_takes(map(_sample, cases), MADE))) as threads:
-        return list(counted(threads.map(tried, cases), len(cases), "images looked at"))
+        return list(print_progress(threads.map(try_case, cases), len(cases), "images looked at"))
 
 
 def _sample(case: Item) -> Sample:
@@ -194,7 +194,7 @@ def look_at_volume(
     stored = "?" if spacing is None else " x ".join(f"{length:g}" for length in spacing)
     slices, empty = None, 0
     if plane is not None:
-        seen = turned(np.broadcast_to(np.True_, facts.grid.shape) if labels is None else labels != 0, turn)
+        seen = turn_view(np.broadcast_to(np.True_, facts.grid.shape) if labels is None else labels != 0, turn)
         filled = seen.any(axis=(0, 1)) | (labels is None or keep_empty)
         slices, empty = tuple(np.flatnonzero(filled).tolist()), int((~filled).sum())
         if spacing is not None and turn is not None:
@@ -211,7 +211,7 @@ def look_at_volume(
         None if labels is None else describe_mask(shorten(image), volume, labels),
         () if affine is None else _axes(affine, facts.grid.shape),
         tuple(bool(np.nanmin(one) < AIR) for one in images),
-        described(channels, images),
+        describe_channels(channels, images),
         {} if mask is None else image_file(mask).names(),
         () if labels is None else edges_of(labels),
     )

@@ -38,14 +38,14 @@ def listing(names: Iterable[str]) -> str:
     return few(sorted(names), 12) or "nothing"
 
 
-def composed(name: str) -> str:
+def compose(name: str) -> str:
     """Return a name with composed letters (NFC): macOS writes an umlaut as two characters, other systems as one."""
     return unicodedata.normalize("NFC", name)
 
 
 def file_name(name: str) -> str:
     """Return a name in which every character but letters, digits, ``.``, ``_`` and ``-`` is replaced by ``_``."""
-    return "".join(c if c in "._-" or unicodedata.category(c)[0] in "LMN" else "_" for c in composed(name))
+    return "".join(c if c in "._-" or unicodedata.category(c)[0] in "LMN" else "_" for c in compose(name))
 
 
 def unique(pairs: Iterable[tuple[K, Any]], why: str) -> dict[K, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fairflare.base.checks import first_of, gathered
+from fairflare.base.checks import first_of, group_by_key
 from fairflare.data.datalist import DataError
 from fairflare.data.geometry import DrawnOn, Misfit, notes_of
 from fairflare.data.kinds import name_site, odd_images, odd_masks, shorten, two_names
@@ -36,7 +36,7 @@ from fairflare.data.preparers.trees import Tree
 from fairflare.data.preparers.writing import Form, Writing, write_pool
 
 NUCLEAR = {"PET", "PT", "NM", "SUV", "SPECT"}  # names of channels that belong beside CT
-# Of :func:`suited_patches`: voxels of a default patch's side and of a suited one's, mm that a patch covers, and largest
+# Of :func:`choose_patches`: voxels of a default patch's side and of a suited one's, mm that a patch covers, and largest
 # voxel that the proportions of stored ones may ask for, in mm.
 LEAST, PATCH, COVERED, COARSEST = 32, 48, 80.0, 2.5
 
@@ -134,7 +134,7 @@ def write_own(request: PrepareRequest, trees: Mapping[str, Tree], look: Looker, 
     good, notes = _usable(request, trees, cases, look, what)
     looks = [seen for _, seen in good]
     called = {value: name for tree in trees.values() for value, name in tree.names.items() if value}
-    sites = gathered((case.site, seen) for case, seen in good)
+    sites = group_by_key((case.site, seen) for case, seen in good)
     task, settings, meanings = ({}, {}, {}) if names else labels_of(sites, called, notes, request.mask_values, what)
     if findings := any(isinstance(case.mask, tuple) for case in cases):
         task["findings"] = names
@@ -152,7 +152,7 @@ def write_own(request: PrepareRequest, trees: Mapping[str, Tree], look: Looker, 
     if what == "volume":
         kind = {} if request.slices else {"kind": "volume_classification" if names else "volume_segmentation"}
         record |= {**kind, "volumes": _count_volumes(good)}
-        task |= suited_patches(good) if kind and not names else {}
+        task |= choose_patches(good) if kind and not names else {}
         task |= {"channels": channels} if channels else {}
     if not names:
         masked = dict.fromkeys(case.site for case, _ in good if case.mask is not None)
@@ -228,7 +228,7 @@ def _usable(
         for site in dict.fromkeys(case.site for case, _ in good)
         for text in odd_masks([seen.drawn for case, seen in good if case.site == site and seen.drawn is not None])
     ]
-    seen_by = gathered((case.site, (shorten(case.image), seen.channels)) for case, seen in good if seen.channels)
+    seen_by = group_by_key((case.site, (shorten(case.image), seen.channels)) for case, seen in good if seen.channels)
     notes += [f"{site}: {line}" if site else line for site, line in odd_images(seen_by)]
     called = ((site or "dataset.json", {k: v for k, v in tree.names.items() if k}) for site, tree in trees.items())
     drawn = (
@@ -271,14 +271,14 @@ def _labels(cases: Sequence[Item], request: PrepareRequest, what: str) -> tuple[
     return names, [None if case.mask is None else next(left) for case in cases]
 
 
-def suited_patches(good: Iterable[tuple[Item, Look]]) -> dict[str, Any]:
+def choose_patches(good: Iterable[tuple[Item, Look]]) -> dict[str, Any]:
     """Return settings of ``volume_segmentation`` with which a patch covers 80 mm, and the usual window and norm for CT.
 
     Where a default patch covers less of a larger volume, the patch has 48 voxels a side, and voxels become as large as
     this needs, in steps of 0.5 mm, in the proportions of the sites' median voxel up to 2.5 mm. A short side gets fewer
     voxels. The default stays where few files say how they lie.
     """
-    sites = gathered((case.site, (case, look)) for case, look in good).values()
+    sites = group_by_key((case.site, (case, look)) for case, look in good).values()
     ct = [sum(_is_ct(case, look) for case, look in own) > len(own) / 2 for own in sites]
     proposed: dict[str, Any] = {"intensity": "window", "window": [40, 400], "norm": "layer"} if all(ct) else {}
     axes = [[look.axes for _, look in own if look.axes] for own in sites]
@@ -318,5 +318,5 @@ def _count_volumes(good: Iterable[tuple[Item, Look]]) -> dict[str, Any]:
             "orientation": Counter(look.way for look in looks),
             "label": Counter(str(value) for look in looks for value in look.values),
         }
-        for site, looks in gathered((case.site or "site-1", look) for case, look in good).items()
+        for site, looks in group_by_key((case.site or "site-1", look) for case, look in good).items()
     }  # fmt: skip

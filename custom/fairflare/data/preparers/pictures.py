@@ -13,7 +13,14 @@ from fairflare.data.preparers.dealing import Dealing
 from fairflare.data.preparers.looking import look_at_picture
 from fairflare.data.preparers.options import declare_preparer
 from fairflare.data.preparers.own import PrepareRequest, write_own
-from fairflare.data.preparers.trees import add_known, add_unlabelled, class_folders, listed, paired_sites, read_site
+from fairflare.data.preparers.trees import (
+    add_known,
+    add_unlabelled,
+    class_folders,
+    find_paired_sites,
+    list_table,
+    read_site,
+)
 
 # Options of :class:`.own.PrepareRequest` that each command has.
 IMAGES = ("csv", "columns", "attributes", "classes", "uncertain", "blank", "group", "leave_out")
@@ -48,7 +55,7 @@ def prepare_images(
     if request.csv is None:
         tree = class_folders(contents(source), request.classes)
     else:
-        tree = listed(
+        tree = list_table(
             source, request.csv, request.columns or {}, "label", request.attributes, request.classes, pictures=True
         )
     return write_own(request, {"": tree}, look_at_picture)
@@ -78,9 +85,9 @@ def prepare_masks(
     request, source = PrepareRequest.take(MASKS, out_dir, options, dealing), Path(source_dir)
     _check_columns(request.csv, request)
     if request.csv is None:
-        trees = paired_sites(source)
+        trees = find_paired_sites(source)
     else:
-        trees = {"": listed(source, request.csv, request.columns or {}, "mask", request.attributes, pictures=True)}
+        trees = {"": list_table(source, request.csv, request.columns or {}, "mask", request.attributes, pictures=True)}
     return write_own(request, trees, partial(look_at_picture, drawn_on=request.mask_drawn_on))
 
 

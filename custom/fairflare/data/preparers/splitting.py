@@ -93,7 +93,7 @@ def assign(
             tested = dict(draw_folds(items, folds, f"site '{site}'", image_seed(f"folds/{site}", seed)))
         rest = [[item for item in items if tested[item.group] != fold] for fold in range(folds)]
         drawn = [
-            _stratified(items_of_fold, site, image_seed(f"fold {fold}", seed), (*fractions[:2], 0.0))
+            _stratify(items_of_fold, site, image_seed(f"fold {fold}", seed), (*fractions[:2], 0.0))
             for fold, items_of_fold in enumerate(rest)
         ]
         return [[(chosen.get(item.group, "test"),) for item in items] for chosen in drawn]
@@ -101,7 +101,7 @@ def assign(
     if "validation" in given:
         chosen = dict.fromkeys((item.group for item in free), "training")
     elif stratified and free:
-        chosen = _stratified(free, site, seed, shares)
+        chosen = _stratify(free, site, seed, shares)
     elif free:
         chosen = split_groups((item.group for item in free), site=site, seed=seed, fractions=shares)
     return [[item.splits or (chosen[item.group],) for item in items]]
@@ -137,7 +137,7 @@ def group_labels(items: Sequence[Item]) -> tuple[list[str], list[int]]:
     return list(by_group), [min(counts, key=lambda c: (-counts[c], c)) for counts in by_group.values()]
 
 
-def _stratified(items: Sequence[Item], site: str, seed: int, fractions: Sequence[float]) -> dict[str, str]:
+def _stratify(items: Sequence[Item], site: str, seed: int, fractions: Sequence[float]) -> dict[str, str]:
     names, labels = group_labels(items)
     total = sum(fractions)
     parts = stratified_split(labels, [f / total for f in fractions], seed=image_seed(f"split/{site}", seed))

@@ -12,7 +12,7 @@ from fairflare.base.checks import refuse
 from fairflare.data.datalist import DataError, suffix_of
 from fairflare.data.image_file import SUFFIXES, VOLUMES
 from fairflare.data.preparers.contents import contents, strip_ending
-from fairflare.data.preparers.names import composed, listing
+from fairflare.data.preparers.names import compose, listing
 
 MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}  # byte order marks of encodings
 WINDOWS = "cp1252"  # encoding that Excel writes in western Europe and America; nearly the same as latin-1
@@ -61,11 +61,11 @@ def read_table(
         delimiter, text, before = first.strip().strip('"')[4:] or "\t", rest, 2
     head_line = next((line for line in text.split("\n") if line.strip()), "")
     delimiter = delimiter or max(",;\t|", key="".join(head_line.split('"')[::2]).count)  # outside quotes
-    filled = _filled(file, text, delimiter, before)
+    filled = _read_filled_rows(file, text, delimiter, before)
     if len(filled) < 2:
         raise DataError(f"'{file}' has no rows; give a head line and a row for each image")
     (head_at, head), body = filled[0], filled[1:]
-    columns = [composed(name) for name in head]
+    columns = [compose(name) for name in head]
     missing, twice = ([n for n in needed if columns.count(n) == 0], [n for n in needed if columns.count(n) > 1])
     refuse({
         f"expected the columns {', '.join(needed)}; missing: {', '.join(missing)}; found: "
@@ -101,7 +101,7 @@ def _text_of(file: Path, notes: list[str] | None) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _filled(file: Path, text: str, delimiter: str, line: int) -> list[tuple[int, list[str]]]:
+def _read_filled_rows(file: Path, text: str, delimiter: str, line: int) -> list[tuple[int, list[str]]]:
     """Return the non-empty rows of a table's text, each with its line number; ``line`` is that of the first."""
     reader = csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True, strict=True)
     rows = []
@@ -192,7 +192,7 @@ class Images:
         """
         paths = [self.find(name) for name in names]
         if missing := [name for name, path in zip(names, paths, strict=True) if path is None]:
-            unread = self.contents.passed_over()
+            unread = self.contents.list_unread()
             raise DataError(
                 f"'{self.folder}': {len(missing)} of {len(names)} images that '{named_by}' names are not there: "
                 f"{listing(missing)}; the folder has {len(self.paths)} images, such as "
@@ -203,11 +203,11 @@ class Images:
 
 def _spellings(name: str) -> list[str]:
     """Return the spellings by which an image is known: the name, with its ending in small letters, and without it."""
-    name = composed(name)
+    name = compose(name)
     stem = strip_ending(name)
     return list(dict.fromkeys([name, stem + suffix_of(Path(name)), stem] if stem != name else [name]))
 
 
 def _parts(name: str) -> list[str]:
     """Return the parts of a path written with slashes or backslashes."""
-    return [part for part in PurePosixPath(composed(name).replace("\\", "/")).parts if part not in ("/", ".")]
+    return [part for part in PurePosixPath(compose(name).replace("\\", "/")).parts if part not in ("/", ".")]

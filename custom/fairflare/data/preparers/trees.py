@@ -10,19 +10,19 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from fairflare.base.checks import first_of, gathered, nearest
+from fairflare.base.checks import first_of, group_by_key, nearest
 from fairflare.base.site_data import UNLABELLED
 from fairflare.data.datalist import DataError, suffix_of
 from fairflare.data.dicom_files import DICOM, files_of_series, is_companion
 from fairflare.data.dicom_seg import file_in
 from fairflare.data.image_file import SUFFIXES
 from fairflare.data.image_file import VOLUMES as NIFTI
-from fairflare.data.kinds import named, shorten
+from fairflare.data.kinds import name_first, shorten
 from fairflare.data.listing.attributes import NO_VALUE, NOT_KNOWN
 from fairflare.data.preparers.contents import VOLUMES_TAKEN, Contents, contents, strip_ending
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.listed import columns_of, normalise_labels, split_name
-from fairflare.data.preparers.names import composed, existing_folder, file_name, key_cases, listing, naming_site, unique
+from fairflare.data.preparers.names import compose, existing_folder, file_name, key_cases, listing, naming_site, unique
 from fairflare.data.preparers.tables import Images, Row, read_table
 
 WANTED = (*NIFTI, *DICOM)
@@ -82,7 +82,7 @@ def trees_of(
     )  # fmt: skip
 
 
-def paired_sites(source: Path) -> dict[str, Tree]:
+def find_paired_sites(source: Path) -> dict[str, Tree]:
     """Find pictures with masks in a source folder, which is the folder of one site or has a subfolder for each site.
 
     Return the pictures by the subfolder's name; the name is empty if the source is the folder of one site.
@@ -119,7 +119,7 @@ def _sites_below(
     if whole_tree is not None:
         return {"": whole_tree}
     below = {
-        composed(path.name): path for path in sorted(source.iterdir()) if path.is_dir() and not is_companion(path.name)
+        compose(path.name): path for path in sorted(source.iterdir()) if path.is_dir() and not is_companion(path.name)
     }
     trees = dict[str, Tree]()
     for name, path in below.items():
@@ -134,7 +134,7 @@ def _sites_below(
         )
     if strange := [name for name in below if name not in trees]:
         inside = contents(below[strange[0]])
-        held = f"{len(inside.images)} images in other places" if inside.images else inside.passed_over() or "no file"
+        held = f"{len(inside.images)} images in other places" if inside.images else inside.list_unread() or "no file"
         raise DataError(
             f"'{source}': no images and labels are found in {listing(strange)} ('{strange[0]}' has {held}); arrange "
             f"each such folder like {listing(trees)} or, if it is no site, move it away"
@@ -147,7 +147,7 @@ def _tree(
 ) -> Tree | None:  # fmt: skip
     if (folder / "imagesTr").is_dir():
         tree = pairs(folder / "imagesTr", folder / "labelsTr", channels=channels)
-        tree.names = _declared(folder / DATASET)[0]
+        tree.names = _read_dataset_json(folder / DATASET)[0]
         if (folder / "imagesTs").is_dir():
             tree.notes.append(f"the volumes of '{folder / 'imagesTs'}' have no labels and are not used")
         return tree
@@ -165,7 +165,7 @@ def _pair_in(folder: Path, pictures: bool = False, channels: Sequence[str] = ())
     return pairs(folder / "images", masks, pictures, channels)
 
 
-def _declared(file: Path) -> tuple[dict[int, str], list[str]]:
+def _read_dataset_json(file: Path) -> tuple[dict[int, str], list[str]]:
     """Read the names of labels and channels from a ``dataset.json``.
 
     Labels are ``{"0": "background", ...}``, or nnU-Net's ``{"background": 0, ...}``; channels ``"channel_names"`` or
@@ -208,7 +208,7 @@ def pairs(images: Path, masks: Path, pictures: bool = False, channels: Sequence[
         shown, marked = ([file for file in shown if (key_of(file[0]) == file[0]) == plain] for plain in (True, False))
     why = "have the same name apart from the ending; rename or remove one of them"
     partners = unique(((key_of(name), path) for name, path in marked), why)
-    declared = [] if pictures else _declared((images if together else images.parent) / DATASET)[1]
+    declared = [] if pictures else _read_dataset_json((images if together else images.parent) / DATASET)[1]
     if channels and len(channels) < len(declared):
         problem = f"'{DATASET}' declares {len(declared)} images a case ({', '.join(declared)})"
         raise DataError(f"'{images}': {problem}, --channels names {len(channels)}; name all, none is left out")
@@ -218,7 +218,7 @@ def pairs(images: Path, masks: Path, pictures: bool = False, channels: Sequence[
         outer = key.partition("/")[0]
         if outer in partners and sum(other.startswith(f"{outer}/") for other, _ in by_name) == 1:
             by_name[outer, number] = by_name.pop((key, number))
-    return _matched(images, by_name, partners, [*notes, *more], names)
+    return _match_masks(images, by_name, partners, [*notes, *more], names)
 
 
 def key_of(name: str) -> str:
@@ -226,7 +226,7 @@ def key_of(name: str) -> str:
     return MASK_ENDING.sub("", name)
 
 
-def _matched(
+def _match_masks(
     folder: Path, images: Mapping[tuple[str, int], Path], masks: Mapping[str, Path | None], notes: list[str],
     names: Sequence[str] = (),
 ) -> Tree:  # fmt: skip
@@ -252,7 +252,7 @@ def _matched(
             f"'{DATASET}'"
         )
     tree, whole = Tree([], notes=notes), {*range(len(names))}
-    for key, pairs_of in sorted(gathered((key, (number, path)) for (key, number), path in images.items()).items()):
+    for key, pairs_of in sorted(group_by_key((key, (number, path)) for (key, number), path in images.items()).items()):
         by_channel = dict(sorted(pairs_of))
         lacking = [names[number] for number in sorted(whole - {*by_channel})]
         if problem := first_of({
@@ -307,7 +307,7 @@ def _bids(folder: Path, suffixes: Sequence[str], attributes: Mapping[str, str] |
         "ADC), or name images and masks in a table (--csv)"
     )
     of_masks = "are masks of one examination; name images and masks in a table (--csv)"
-    tree = _matched(folder, unique(images, why), unique(masks, of_masks), seen.notes(), suffixes)
+    tree = _match_masks(folder, unique(images, why), unique(masks, of_masks), seen.notes(), suffixes)
     people, notes = _participants(folder / PARTICIPANTS, attributes)
     tree.cases = [
         replace(case, name=file_name(case.name), patient=patient, row=people.get(patient.removeprefix("sub-"), Row()))
@@ -316,7 +316,7 @@ def _bids(folder: Path, suffixes: Sequence[str], attributes: Mapping[str, str] |
     ]
     lacking = sorted({str(case.patient) for case in tree.cases if not case.row})
     if people and lacking:
-        notes.append(f"'{folder / PARTICIPANTS}' does not have {len(lacking)} of the people: {named(lacking)}")
+        notes.append(f"'{folder / PARTICIPANTS}' does not have {len(lacking)} of the people: {name_first(lacking)}")
     tree.notes += notes
     return tree
 
@@ -355,7 +355,7 @@ def class_folders(seen: Contents, classes: Sequence[str] | None) -> Tree:
     """
     parts = [path.relative_to(seen.folder).parts[:-1] for path in seen.images]
     depths = {len(way) for way in parts}
-    unread = f"; not read: {passed_over}" if (passed_over := seen.passed_over()) else ""
+    unread = f"; not read: {passed_over}" if (passed_over := seen.list_unread()) else ""
     if depths not in ({1}, {2}):
         shown = listing({"/".join(way) or "the folder itself" for way in parts})
         raise DataError(
@@ -371,7 +371,7 @@ def class_folders(seen: Contents, classes: Sequence[str] | None) -> Tree:
         )
     texts = [path.relative_to(seen.folder).as_posix() for path in seen.images]
     cases = [
-        Item(strip_ending(text), text, path, composed(way[-1]), site=composed(way[0]) if way[1:] else "", text=text)
+        Item(strip_ending(text), text, path, compose(way[-1]), site=compose(way[0]) if way[1:] else "", text=text)
         for text, path, way in zip(texts, seen.images, parts, strict=True)
     ]
     return Tree(cases, notes=seen.notes())
@@ -402,7 +402,7 @@ def add_unlabelled(trees: dict[str, Tree], given: Sequence[str] | None, pictures
         tree = trees.setdefault(site, Tree([]))
         names = next((case.channels for case in tree.cases), ())
         by_name = key_cases(paths, names, (), "have one name apart from the channel; rename one", pictures)
-        more = _matched(folder, by_name, {key: None for key, _ in by_name}, notes, names)
+        more = _match_masks(folder, by_name, {key: None for key, _ in by_name}, notes, names)
         tree.cases += [replace(c, name=f"unlabelled/{c.name}", text=c.name, splits=(UNLABELLED,)) for c in more.cases]
         tree.alone += more.alone
         tree.notes += notes
@@ -432,14 +432,14 @@ def _rows(
 def _read_row(row: Row, called: Mapping[str, str]) -> dict[str, Any]:
     """Return the patient, site and split of an image by its row of a table, and the row itself."""
     split = split_name(row.get(called["split"], ""), row)
-    patient, site = row.get(called["patient"], ""), composed(row.get(called["site"], ""))
+    patient, site = row.get(called["patient"], ""), compose(row.get(called["site"], ""))
     return {
         "patient": None if patient.lower() in NOT_KNOWN else patient, "site": site,
         "splits": (split,) if split else (), "row": row,
     }  # fmt: skip
 
 
-def listed(
+def list_table(
     source: Path, csv: str | Path, columns: Mapping[str, str], of: str = "",
     attributes: Mapping[str, str] | None = None, classes: Collection[str] | None = None, pictures: bool = False,
     site: str = "", channels: Sequence[str] = (),
@@ -519,7 +519,7 @@ def listed(
     if others := [path.name for path in images.paths if path not in taken]:
         notes.append(
             f"{len(others)} of {len(images.paths)} images in '{source}' are not in the table '{file}' and are left "
-            f"out: {named(others)}"
+            f"out: {name_first(others)}"
         )
     return Tree(_once(cases, file, of, attributes, notes), bad, notes)
 
@@ -559,7 +559,7 @@ def read_site(
     with naming_site(site):
         if not labels.is_file():
             return pairs(images, labels, pictures, channels)
-        return listed(images, labels.absolute(), columns, "", attributes, classes, pictures, site, channels)
+        return list_table(images, labels.absolute(), columns, "", attributes, classes, pictures, site, channels)
 
 
 def add_known(
@@ -590,7 +590,7 @@ def add_known(
     known = {item.image: item for item in _once(items, file, "label", attributes, notes)}
     cases = [case for tree in trees.values() for case in tree.cases]
     if lacking := [case.image.name for case in cases if case.image not in known]:
-        notes.append(f"{len(lacking)} of {len(cases)} images are not in '{file}': {named(lacking)}")
+        notes.append(f"{len(lacking)} of {len(cases)} images are not in '{file}': {name_first(lacking)}")
     for tree in trees.values():
         tree.notes += notes
         rows = [(case, known.get(case.image, case)) for case in tree.cases]

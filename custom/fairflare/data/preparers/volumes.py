@@ -12,7 +12,7 @@ from fairflare.data.preparers.dealing import Dealing
 from fairflare.data.preparers.looking import look_at_volume
 from fairflare.data.preparers.options import Plane, declare_preparer
 from fairflare.data.preparers.own import PrepareRequest, write_own
-from fairflare.data.preparers.trees import add_unlabelled, listed, read_site, trees_of
+from fairflare.data.preparers.trees import add_unlabelled, list_table, read_site, trees_of
 
 VOLUMES = (
     "csv", "columns", "attributes", "classes", "slices", "keep_empty", "leave_out", "unlabelled", "suffix", "channels",
@@ -67,7 +67,7 @@ def prepare_volumes(
         suffixes = [request.suffix] if isinstance(request.suffix, str) else request.suffix or ()
         trees = trees_of(Path(source_dir or ""), suffixes, people, channels)
     else:
-        trees = {"": listed(Path(source_dir or ""), csv, columns, "", people, classes, channels=channels)}
+        trees = {"": list_table(Path(source_dir or ""), csv, columns, "", people, classes, channels=channels)}
     add_unlabelled(trees, request.unlabelled)
     look = partial(look_at_volume, plane=plane, keep_empty=request.keep_empty, drawn_on=request.mask_drawn_on)
     return write_own(request, trees, look, "volume")

@@ -21,7 +21,7 @@ from fairflare.base.for_types import Unpack
 from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.data.datalist import SPLITS, DataError, load_datalist, write_datalist
 from fairflare.data.preparers.dealing import Dealing, corrupted_sites, deal
-from fairflare.data.preparers.draft import Draft, drafted
+from fairflare.data.preparers.draft import Draft, open_draft
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.names import file_name, site_names
 from fairflare.data.preparers.splitting import assign, frequency_groups
@@ -128,7 +128,7 @@ def write_sites(
     out = Path(out_dir).expanduser().absolute()
     names = site_names(sites, writing.get("number", False))
     targets = {name: out / name for name in names.values()}
-    with drafted(out, writing.get("progress", lambda done: None)) as draft:
+    with open_draft(out, writing.get("progress", lambda done: None)) as draft:
         earlier = _sites_in(out / SITE_FILE)
         existing = _find_replaced(out, list(targets.values()), writing.get("overwrite", False))
         items = {

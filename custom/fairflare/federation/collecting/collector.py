@@ -39,12 +39,12 @@ from fairflare.federation.site.replies import (
     COUNTS,
     IN_REPORT,
     OF_TRAINING,
-    named,
+    list_suppressed,
+    name_site_in_reason,
     read_head,
     read_metrics,
     read_stats,
     reasons,
-    suppressed_in,
 )
 from fairflare.methods.base.reports import SENT_BACK, Field, ReportError, misfits, numbers, read_report
 from fairflare.methods.base.rule import MakesTensors, RoundInputs, Rule, State, TwoPhase, Weighing
@@ -128,7 +128,7 @@ def read_state(shape: Shape, message: Message, site: str, staging: Staging) -> I
         raise
     except Exception as error:  # any error that reading a site's tensor causes is that site's fault
         text = str(error) if isinstance(error, (ValueError, TypeError)) else f"{type(error).__name__}: {error}"
-        raise ReportError(named(site, printable(text))) from error
+        raise ReportError(name_site_in_reason(site, printable(text))) from error
 
 
 class Sums(Protocol):
@@ -318,7 +318,7 @@ class Collector:
             if self.sums is None:
                 self.staging.put(training.site, training.state)
         except (TypeError, ValueError) as error:
-            raise ReportError(named(training.site, printable(str(error)))) from error
+            raise ReportError(name_site_in_reason(training.site, printable(str(error)))) from error
         training.state = {}
         self._round.trained[training.site] = training
         self._round.rejected.pop(training.site, None)
@@ -362,7 +362,9 @@ class Collector:
             return self._model_of_sum(self.sums.anchor(sites, self._steps()))
         plain = Movement(lambda change: change, {}, lambda: None, products=self.context.products)
         weights = dict.fromkeys(sites, 1.0 / len(sites))
-        return weighted_average(self._annotated(self._states(sites), lambda name: weights), weights, movement=plain)
+        return weighted_average(
+            self._average_annotated(self._states(sites), lambda name: weights), weights, movement=plain
+        )
 
     def aggregate(self) -> tuple[dict[str, torch.Tensor], Weighing]:
         """Return the next global model (or the aggregated update) and the weights that the rule gave.
@@ -381,13 +383,13 @@ class Collector:
         alone = isinstance(rule, TwoPhase) and len(inputs.sites) == 1
         with one_thread():  # so that every server computes the same bits; the costly sums follow in the average
             decided = Weighing(sites=dict.fromkeys(inputs.sites, 1.0)) if alone else rule.weigh(inputs)
-            weighing = self._influence.weighed(self._add_unlabelled(decided, inputs.sites))
+            weighing = self._influence.bound_weighing(self._add_unlabelled(decided, inputs.sites))
         if not weighing.reports:
             weighing.reports = {s: values for s, report in inputs.reports.items() if (values := numbers(report))}
         layout = layout_of(self._first()).items()
         types = {name: dtype for name, (dtype, _) in layout if dtype.is_floating_point and name in inputs.parameters}
         of_buffers = weighing.buffers if self.sums is None else None
-        movement = Movement(self._moved, types, partial(inputs.start, rule), of_buffers, self.context.products)
+        movement = Movement(self._move, types, partial(inputs.start, rule), of_buffers, self.context.products)
         form: dict[str, Any] = {"updates": self._shape.updates, "how": self.bounds.how, "movement": movement}
         limits: dict[str, Any] = {"how": self.bounds.how, "bounded": self._influence.bound_made}
         if weighing.sites is not None:
@@ -401,11 +403,15 @@ class Collector:
                     rule.learn(weighing)
         elif weighing.layers is not None:
             by_layer = weighing.layers
-            states = self._annotated(self._states(), lambda name: by_layer.get(inputs.owner[name], {}), **limits)
+            states = self._average_annotated(
+                self._states(), lambda name: by_layer.get(inputs.owner[name], {}), **limits
+            )
             state = layerwise_average(states, by_layer, inputs.owner, **form)
         elif weighing.sites is not None:
             weights = weighing.sites
-            state = weighted_average(self._annotated(self._states(), lambda name: weights, **limits), weights, **form)
+            state = weighted_average(
+                self._average_annotated(self._states(), lambda name: weights, **limits), weights, **form
+            )
         else:
             raise RuntimeError(
                 f"{type(rule).__name__}.weigh() must give the weights of sites or of layers; both are None"
@@ -425,7 +431,7 @@ class Collector:
     def _steps(self) -> dict[str, int | None]:
         return {site: training.num_steps for site, training in self._round.trained.items()}
 
-    def _annotated(self, states: dict[str, State], weights_of: WeightsOf, **limits: Any) -> dict[str, State]:
+    def _average_annotated(self, states: dict[str, State], weights_of: WeightsOf, **limits: Any) -> dict[str, State]:
         """Return the sites' models, with output rows and input columns averaged over the sites that own them."""
         unlabelled, rows = set(self.accepted).difference(self.labelled), self.context.rows
         rows = replace(rows, lacking=tuple(sites and sites.union(unlabelled) for sites in rows.lacking))
@@ -433,11 +439,11 @@ class Collector:
             states = slices.average_slices(states, weights_of, self._round.received or {}, **limits)
         return states
 
-    def bounded(self, weights: Mapping[str, float]) -> Mapping[str, float]:
+    def bound_weights(self, weights: Mapping[str, float]) -> Mapping[str, float]:
         """Return weights of some sites, which sum to 1, cut to the run's bounds."""
         return self._influence.bound_made(dict(weights))
 
-    def _moved(self, change: State) -> State:
+    def _move(self, change: State) -> State:
         with one_thread():
             return self.rule.move(change)
 
@@ -477,7 +483,7 @@ class Collector:
             frozen=self.context.frozen,
             updates=self._shape is not None and self._shape.updates,
             seed=self.seed,
-            suppressed={site: suppressed_in(trained[site].stats, IN_REPORT) for site in sites},
+            suppressed={site: list_suppressed(trained[site].stats, IN_REPORT) for site in sites},
         )
 
     def _samples(self, site: str, labelled: float) -> float:
@@ -499,14 +505,14 @@ class Collector:
         shares = normalise(self._round.counts)
         rest = sum(shares[site] for site in labelled)
 
-        def joined(weights: Mapping[str, float]) -> dict[str, float]:
+        def join_shares(weights: Mapping[str, float]) -> dict[str, float]:
             return {site: shares[site] if site in others else rest * weights[site] for site in self.accepted}
 
         buffers, none = decided.buffers or decided.sites, dict.fromkeys(others, 0.0)
         return replace(
             decided,
-            sites=decided.sites and joined(decided.sites),
-            layers=decided.layers and {layer: joined(by_site) for layer, by_site in decided.layers.items()},
+            sites=decided.sites and join_shares(decided.sites),
+            layers=decided.layers and {layer: join_shares(by_site) for layer, by_site in decided.layers.items()},
             buffers=buffers and dict(sorted({**buffers, **none}.items())),
         )
 
@@ -525,8 +531,8 @@ class Collector:
 
     def _state(self, site: str) -> State:
         assert self._shape is not None
-        return self._shape.collected(self.staging.open(site))
+        return self._shape.shape_state(self.staging.open(site))
 
 
 def _report(site: str, meta: Mapping[str, Any], stats: Mapping[str, Any], fields: Sequence[Field]) -> dict[str, Any]:
-    return read_report(meta.get("report"), fields, site, suppressed=suppressed_in(stats, IN_REPORT))
+    return read_report(meta.get("report"), fields, site, suppressed=list_suppressed(stats, IN_REPORT))

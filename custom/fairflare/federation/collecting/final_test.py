@@ -10,7 +10,7 @@ from typing import Any
 
 from fairflare.base.aspect import GROUPS
 from fairflare.base.cases.resampling import IMAGES, UNITS
-from fairflare.base.checks import gathered, listed, printable, refuse_if
+from fairflare.base.checks import group_by_key, list_names, printable, refuse_if
 from fairflare.base.task import SPLIT_GLOBAL, Metric
 from fairflare.core.cells import SUPPRESSED, VALIDATION, Cell, Vector, values_of
 from fairflare.core.statistics.footing import ADJUSTED, OWN, Footing
@@ -28,10 +28,10 @@ from fairflare.federation.site.replies import (
     NUM_UNITS,
     OF_TEST,
     RESAMPLED,
+    list_suppressed,
     read_head,
     read_metrics,
     read_stats,
-    suppressed_in,
 )
 from fairflare.federation.site.sampling import read_sampling
 from fairflare.methods.base.reports import read_report
@@ -95,11 +95,11 @@ class Tested:
     def withheld(self) -> dict[str, list[str]]:
         """Return the names of the test metrics that a site withholds, ``{site: names}``, where it withholds any."""
         cells = [cell for site in sorted(self.phase.good) for cell in self.phase.stats[site][CELLS]]
-        return gathered((c.site, c.name) for c in cells if c.reason == SUPPRESSED and c.split != VALIDATION)
+        return group_by_key((c.site, c.name) for c in cells if c.reason == SUPPRESSED and c.split != VALIDATION)
 
     def withheld_groups(self) -> dict[str, list[str]]:
         """Return the names of groups of people, and of classes in them, that a site withholds, where it does so."""
-        names_by_site = {site: suppressed_in(self.phase.stats[site], IN_GROUPS) for site in sorted(self.phase.good)}
+        names_by_site = {site: list_suppressed(self.phase.stats[site], IN_GROUPS) for site in sorted(self.phase.good)}
         return {site: names for site, names in names_by_site.items() if names}
 
     def collect_draws(self, metric: str) -> list[Vector]:
@@ -247,10 +247,10 @@ class FinalTest:
         })  # fmt: skip
         stats[SAID] = read_sampling(site, stats, images)
         run, named = self.run, next((report[NAMES] for report in self.facts.values() if report.get(NAMES)), None)
-        withheld = {*suppressed_in(stats, IN_GROUPS)}
+        withheld = {*list_suppressed(stats, IN_GROUPS)}
         if named is not None:
             withheld -= {*named, *(f"{name}/class {part}" for name in run.groups for part in range(self.parts))}
-        odd = f"it keeps the groups {listed(withheld, 3)}, for which nobody asked"
+        odd = f"it keeps the groups {list_names(withheld, 3)}, for which nobody asked"
         refuse_if(site, {printable(odd): bool(withheld) and (named is not None or not run.groups)})
         bins = self.parts, run.group_bins, run.calibration_bins
         stats[BY_GROUP] = (

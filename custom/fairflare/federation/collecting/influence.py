@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from fairflare.base.checks import gathered
-from fairflare.core.aggregation.clipping import COUNTERS, PARAMETERS, VARIANCES, Clip, clipped_states
+from fairflare.base.checks import group_by_key
+from fairflare.core.aggregation.clipping import COUNTERS, PARAMETERS, VARIANCES, Clip, limit_changes
 from fairflare.core.weighting import CAP_TOLERANCE, capped_weights, excess_of, feasible_bound, tempered_weights
 from fairflare.federation.plan.bounds import AUTO, Bounds, auto_share
 from fairflare.federation.plan.bounds import FOR_HOSPITALS as FOR_HOSPITALS  # for scripts that import it from here
@@ -85,7 +85,7 @@ class Influence:
         if factor is None:
             return states
         if self._states is None or self._states[0] != sorted(states):
-            bounded, clips = clipped_states(states, received, factor)
+            bounded, clips = limit_changes(states, received, factor)
             self._states = sorted(states), bounded
             self.shares = {clip.site: clip.used / clip.value for clip in clips if clip.what == PARAMETERS}
             for clip in clips:
@@ -96,14 +96,14 @@ class Influence:
 
     def remembered(self, weights: SiteWeights) -> SiteWeights:
         """Return a rule's weights, limited to the bounds, before the rule saves them for later rounds."""
-        return self._bounded({"": weights}, Words(", remembered", "weight", " before it is remembered"))[""]
+        return self._bound_layers({"": weights}, Words(", remembered", "weight", " before it is remembered"))[""]
 
     def bound_made(self, weights: SiteWeights) -> SiteWeights:
         """Return weights cut to the bounds, for averages that an aggregation rule computes itself (CReFF's gradients).
 
         No warning is given, as a rule may ask for thousands of weights.
         """
-        return self._tempered(self._capped(weights, self._limit(len(weights))))
+        return self._temper(self._cap(weights, self._limit(len(weights))))
 
     def moderated(self, values: Mapping[str, float], name: str, among: Sequence[float] = ()) -> dict[str, float]:
         """Return reported numbers limited to a factor ``max_update_norm`` around their median.
@@ -128,13 +128,15 @@ class Influence:
                 self._warn_cut(site, f"max_update_norm, {name}", value, used, text)
         return bounded
 
-    def weighed(self, weighing: Weighing) -> Weighing:
+    def bound_weighing(self, weighing: Weighing) -> Weighing:
         """Return the weights that the aggregation rule chose, cut to the bounds.
 
         Warn of each site that has more than half of the weight in the round, or in some layers.
         """
         if weighing.layers is not None:
-            layers = self._bounded(weighing.layers, words := Words(what="weight up to", layers=len(weighing.layers)))
+            layers = self._bound_layers(
+                weighing.layers, words := Words(what="weight up to", layers=len(weighing.layers))
+            )
             self._warn_of_majority(layers, words)
             if layers == weighing.layers:
                 return weighing
@@ -145,20 +147,20 @@ class Influence:
             return replace(weighing, layers=layers, record=record)
         if weighing.sites is None:
             return weighing
-        whole, buffers = self._bounded({"": weighing.sites}, Words()), weighing.buffers
+        whole, buffers = self._bound_layers({"": weighing.sites}, Words()), weighing.buffers
         self._warn_of_majority(whole, Words())
         if buffers is not None:
-            buffers = self._bounded({"": buffers}, Words(", buffers", "weight of its buffers"))[""]
+            buffers = self._bound_layers({"": buffers}, Words(", buffers", "weight of its buffers"))[""]
         return replace(weighing, sites=whole[""], buffers=buffers)
 
     # -- pieces
 
-    def _bounded(self, given: LayerWeights, words: Words) -> dict[str, SiteWeights]:
+    def _bound_layers(self, given: LayerWeights, words: Words) -> dict[str, SiteWeights]:
         """Return the weights of each layer (whole models: of one), limited to the bounds; warn of what a bound cut."""
         limit = self._limit(len(next(iter(given.values()), {})))
-        capped = {name: self._capped(by, limit) for name, by in given.items()}
+        capped = {name: self._cap(by, limit) for name, by in given.items()}
         self._warn_of_cuts(given if limit is not None else {}, capped, limit or 0, words)
-        return {name: self._tempered(by) for name, by in capped.items()}
+        return {name: self._temper(by) for name, by in capped.items()}
 
     def _warn_of_cuts(self, given: LayerWeights, capped: LayerWeights, limit: float, words: Words) -> None:
         """Warn of each site with a weight above ``limit``, and where weights lie too far above the equal share."""
@@ -187,10 +189,10 @@ class Influence:
                 words.layers and len(over),
             )  # fmt: skip
 
-    def _capped(self, weights: SiteWeights, limit: float | None) -> SiteWeights:
+    def _cap(self, weights: SiteWeights, limit: float | None) -> SiteWeights:
         return weights if limit is None else capped_weights(weights, limit)
 
-    def _tempered(self, capped: SiteWeights) -> SiteWeights:
+    def _temper(self, capped: SiteWeights) -> SiteWeights:
         excess = self.bounds.max_excess
         return capped if excess is None or not capped else tempered_weights(capped, excess)
 
@@ -218,7 +220,7 @@ class Influence:
 
 def _list_above(layers: LayerWeights, least: float) -> dict[str, list[float]]:
     """Return the weights above ``least`` of each site that has one, in the order of the sites' names."""
-    return gathered(sorted((site, w) for by in layers.values() for site, w in by.items() if w > least))
+    return group_by_key(sorted((site, w) for by in layers.values() for site, w in by.items() if w > least))
 
 
 def _describe_clip(clip: Clip, factor: float) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fairflare.base.checks import listed, printable
+from fairflare.base.checks import list_names, printable
 from fairflare.exchange.messages import Message, SiteTask, encode_task, num_bytes
 from fairflare.federation.collecting.collector import Training
 from fairflare.federation.collecting.roster import Roster
@@ -182,7 +182,7 @@ class Exchange:
         self.tell("phase", phase=phase.name, current_round=number, num_rounds=self.run.rounds_in_all, sites=sites)
         phase.bytes_out = num_bytes(task.params) * len(sites)
 
-        def counted(site: str) -> Mapping[str, Any]:  # makes the tensors for one site, and counts their bytes
+        def make_tensors(site: str) -> Mapping[str, Any]:  # makes the tensors for one site, and counts their bytes
             extra = task.each(site) if task.each else {}
             with lock:
                 phase.bytes_out += num_bytes(extra)
@@ -192,7 +192,7 @@ class Exchange:
             with lock:
                 if over or fault or site not in phase.silent:
                     return False
-                self.roster.answered(site, phase.name)
+                self.roster.record_answer(site, phase.name)
                 try:
                     _take(phase, site, answer, use)
                     seconds = time.monotonic() - started
@@ -216,7 +216,7 @@ class Exchange:
             return bool(fault) or 0 < self.grace < now - enough_since or now - rest_since > rest_since - started
 
         try:
-            asked = replace(task, each=task.each and counted)
+            asked = replace(task, each=task.each and make_tensors)
             self.transport.ask(Question(phase.name, asked, sites, timeout, enough, hand_over))
         finally:
             with lock:
@@ -234,13 +234,13 @@ class Exchange:
             phase.left_out[site] = f"no answer within {phase.seconds:.1f} s"
             phase.unheard.append(site)
             self._tell_site(phase, site, phase.seconds)
-            self.roster.missed(site, phase.name, phase.current_round)
+            self.roster.record_miss(site, phase.name, phase.current_round)
 
     def _say_silent(self, phase: Phase, waited: float, timeout: float) -> None:
         if silent := phase.silent:
             self.transport.say(
                 f"round {phase.current_round}, {phase.name}: {len(phase.asked) - len(silent)} of {len(phase.asked)} "
-                f"site(s) have answered after {waited:.0f} s; waiting for {listed(silent, NAMED)}, "
+                f"site(s) have answered after {waited:.0f} s; waiting for {list_names(silent, NAMED)}, "
                 f"at most {timeout:.0f} s in all"
             )
 

@@ -16,7 +16,7 @@ from fairflare.core.features.layers import is_statistic
 from fairflare.core.states import State, local_tensor
 from fairflare.exchange.messages import Message, clean_tensor
 from fairflare.exchange.tensor_file import Layout, LazyState, list_names
-from fairflare.methods.base.reports import Field, read_report, shortened
+from fairflare.methods.base.reports import Field, read_report, shorten_value
 
 FILTERS = (Field("filters", "names", required=False),)
 
@@ -64,7 +64,7 @@ class Shape(Protocol):
             ValueError, TypeError: the message's tensors cannot be collected (names site, tensor).
         """
 
-    def collected(self, state: State) -> State:
+    def shape_state(self, state: State) -> State:
         """Return a site's collected tensors in the form in which models are averaged."""
 
 
@@ -91,7 +91,7 @@ class LikeReceived:
         due = [name for name in received if name not in self.stays]
         averaged = any(received[name].is_floating_point() for name in params if name in received)
         if problem := first_of({
-            f"site {site!r}: tensor {shortened(next(iter(unknown), ''))} is unexpected, the global model has none":
+            f"site {site!r}: tensor {shorten_value(next(iter(unknown), ''))} is unexpected, the global model has none":
                 bool(unknown),
             f"site {site!r} sent no model; does a filter at the site exclude every tensor?": not params and bool(due),
             f"site {site!r} sent no tensor that is averaged, only {list_names(list(params))}; does a filter at the "
@@ -106,7 +106,7 @@ class LikeReceived:
             return local_tensor(clean_tensor(name, params[name]), received[name], where, is_update=message.is_update)
 
         layout = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in received.items()}
-        notes = _filtered(site, message)
+        notes = _remark_filters(site, message)
         if staying := [name for name in message.params if name in self.stays]:
             notes.append(
                 f"site {site!r}: {list_names(staying)} came that the job's method keeps at the sites; not used"
@@ -128,7 +128,7 @@ class LikeReceived:
             notes.append(f"site {site!r}: {list_names(below)} with variances below 0; the average is kept at 0 or more")
         return Incoming(layout, make, notes, extra, moved)
 
-    def collected(self, state: State) -> State:
+    def shape_state(self, state: State) -> State:
         return state
 
 
@@ -137,7 +137,7 @@ def is_trained(name: str, tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() and not is_statistic(name)
 
 
-def _filtered(site: str, message: Message) -> list[str]:
+def _remark_filters(site: str, message: Message) -> list[str]:
     """Return a remark on FLARE's filters at the site that changed a model, with the share of an update that is not 0.
 
     FLARE notes the filters in the message at the site. Without filters the list is empty.
@@ -145,7 +145,7 @@ def _filtered(site: str, message: Message) -> list[str]:
     filters = read_report(message.meta, FILTERS, site)["filters"]
     if not filters:
         return []
-    text = f"site {site!r}: its model went through {few(list(map(shortened, filters)), 3)}"
+    text = f"site {site!r}: its model went through {few(list(map(shorten_value, filters)), 3)}"
     if message.is_update:
         total = left = 0
         for name, value in message.params.items():
@@ -155,7 +155,7 @@ def _filtered(site: str, message: Message) -> list[str]:
     return [text]
 
 
-def conformed(state: State, layout: Layout) -> Incoming:
+def conform_state(state: State, layout: Layout) -> Incoming:
     """Return a staged state in another layout: absent tensors are 0 (in an update: unchanged), dtypes are cast."""
 
     def make(name: str) -> torch.Tensor:

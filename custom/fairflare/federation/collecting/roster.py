@@ -97,13 +97,13 @@ class Roster:
                 if name == site:
                     patience.alive = True
 
-    def answered(self, site: str, name: str) -> None:
+    def record_answer(self, site: str, name: str) -> None:
         """Record that a site answered in time, and forget its earlier missing answers."""
         with self._lock:
             self._patience.pop((site, ALL), None)
             self._patience.pop((site, name), None)
 
-    def missed(self, site: str, name: str, current_round: int) -> None:
+    def record_miss(self, site: str, name: str, current_round: int) -> None:
         """Record that a site gave no answer in time in a phase, and drop the site if it missed too many."""
         with self._lock:
             dropped = self._count(site, ALL, current_round)

@@ -11,11 +11,11 @@ from typing import Any
 from fairflare.base.acting import needs_of
 from fairflare.base.aspect import PRIVATE, refusals
 from fairflare.base.checks import choice, unknown
-from fairflare.base.described import Setting, described, markdown, typed
+from fairflare.base.described import Setting, describe_settings, format_setting, markdown
 from fairflare.base.settings import Part, build, field_names, values_of
 from fairflare.core.states import Aggregate
 from fairflare.federation.plan.bounds import Bounds
-from fairflare.federation.plan.papers import papers_of, published_setting
+from fairflare.federation.plan.papers import find_published_setting, papers_of
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.plan.run_settings import LIKE_SETTINGS, RunSettings
 from fairflare.federation.plan.site_training import training_by_task
@@ -25,7 +25,7 @@ from fairflare.methods.base.home import every_tensor
 from fairflare.methods.base.local_loop import LOWEST_SHARE
 from fairflare.methods.base.rule import SendsBeside, SendsParts, TwoPhase
 from fairflare.methods.fed_ga import STEPS
-from fairflare.privacy.policy import counted
+from fairflare.privacy.policy import can_account
 
 #: Heading of the section on the bounds of one site's influence in a method's description. A preinstalled job has other
 #: default bounds, see :data:`fairflare.federation.plan.bounds.FOR_HOSPITALS`.
@@ -93,13 +93,13 @@ class Listed:
 def overview() -> list[Listed]:
     """Return the descriptions of all methods by group, sorted by name within a group."""
     order = list(GROUPS)
-    return [_listed(m) for m in sorted(all_methods().values(), key=lambda m: order.index(m.group))]
+    return [_list_method(m) for m in sorted(all_methods().values(), key=lambda m: order.index(m.group))]
 
 
-def _listed(m: Method) -> Listed:
+def _list_method(m: Method) -> Listed:
     training = build(m.training, m.site)
     home, more = training.home, issubclass(m.rule, (TwoPhase, SendsBeside))
-    private = counted(m.training) and not any(refusals({**vars(training), **m.run, "privacy": True}, [PRIVATE]))
+    private = can_account(m.training) and not any(refusals({**vars(training), **m.run, "privacy": True}, [PRIVATE]))
     own_model = bool(home.model) or home.named is not None
     less = "1 / up to 1" if issubclass(m.rule, SendsParts) else "0 / 1" if home.named is every_tensor else "1 / 1"
     return Listed(
@@ -152,20 +152,24 @@ def sections(name: str, kind: str | None = None) -> dict[str, list[Setting]]:
     method = get_method(name)
     kind = choice("task", kind or method.task, TASKS_BY_KIND)
     task = load_task_class(TASKS_BY_KIND[kind])
-    paper = published_setting(method)
+    paper = find_published_setting(method)
     published = paper.settings if paper and kind == (paper.task or method.task) else training_by_task(kind, method)
     dealt = deal_to((paper or method).num_sites, task)
     server, site, learns = (
         {**usual, **published} for usual in (method.server, method.site, {**dealt, **method.learns})
     )
     return {
-        f"{method.title}, at the server: {method.rule.__name__}": _replace_defaults(described(method.rule), server),
-        f"{method.title}, at the sites: {method.training.__name__}": _replace_defaults(
-            described(method.training), site
+        f"{method.title}, at the server: {method.rule.__name__}": _replace_defaults(
+            describe_settings(method.rule), server
         ),
-        f"{method.title}, task: {kind}": _replace_defaults(described(task), learns),
-        BOUNDS_TITLE: described(Bounds),
-        RUN_TITLE: [s for s in described(RunSettings) if s.name in set(LIKE_SETTINGS) - set(field_names(Bounds))],
+        f"{method.title}, at the sites: {method.training.__name__}": _replace_defaults(
+            describe_settings(method.training), site
+        ),
+        f"{method.title}, task: {kind}": _replace_defaults(describe_settings(task), learns),
+        BOUNDS_TITLE: describe_settings(Bounds),
+        RUN_TITLE: [
+            s for s in describe_settings(RunSettings) if s.name in set(LIKE_SETTINGS) - set(field_names(Bounds))
+        ],
     }
 
 
@@ -226,7 +230,7 @@ def settings_in_use(
                 continue
             here, there = (_value(component, setting) for component in (part, other))
             need = needs.get(setting.name)
-            of_paper = "" if typed(here) == typed(there) else typed(there)
+            of_paper = "" if format_setting(here) == format_setting(there) else format_setting(there)
             by_title[title].append(InUse(replace(setting, default=here, required=False), of_paper, str(need or "")))
     return {title: settings for title, settings in by_title.items() if settings}
 
@@ -247,7 +251,7 @@ def _value(component: Any, setting: Setting) -> Any:
 def describe_setting(used: InUse) -> str:
     """Return a setting as lines of text: type, range and value; the meaning; what the setting needs."""
     setting = used.setting
-    default = "" if setting.default == "" else f"default {typed(setting.default)}"
+    default = "" if setting.default == "" else f"default {format_setting(setting.default)}"
     default += f" (--paper: {used.paper})" if used.paper else ""
     lines = [f"{setting.wanted}; {default}".rstrip("; "), setting.meaning.replace("`", "")]
     lines += [f"only with {setting.only}"] if setting.only else []
@@ -268,7 +272,7 @@ def quick_job(name: str, kind: str | None = None) -> str:
 
 
 def _print_value(value: Any) -> str:
-    return str(value.kind) if isinstance(value, Part) else typed(value)
+    return str(value.kind) if isinstance(value, Part) else format_setting(value)
 
 
 def _replace_defaults(declared: list[Setting], chosen: Any) -> list[Setting]:

@@ -35,7 +35,7 @@ def papers_of(method: Method) -> dict[str, Paper]:
     }
 
 
-def published_setting(method: Method, name: str | None = None) -> Paper | None:
+def find_published_setting(method: Method, name: str | None = None) -> Paper | None:
     """Return a method's published setting by name; without a name its usual one, ``None`` if the method has none.
 
     Raises:

@@ -10,17 +10,17 @@ from typing import Any
 
 from fairflare.base.acting import idle
 from fairflare.base.checks import choice, site_names, unknown, whole
-from fairflare.base.disk.bundle_files import bundle_checksum, grouped
+from fairflare.base.disk.bundle_files import bundle_checksum, group_digits
 from fairflare.base.machine.child import run_in_child
 from fairflare.base.settings import build, field_names
 from fairflare.base.task import Task
 from fairflare.exchange.sent_tensors import ALL
-from fairflare.federation.plan.papers import papers_of, published_setting
+from fairflare.federation.plan.papers import find_published_setting, papers_of
 from fairflare.federation.plan.refusals import facts_of, refuse
 from fairflare.federation.plan.request import RunRequest
 from fairflare.federation.plan.request import Script as Script
 from fairflare.federation.plan.run_settings import BY_OPTION, LIKE_SETTINGS, RunSettings
-from fairflare.federation.plan.site_training import check_shared, shared_values, training_by_task
+from fairflare.federation.plan.site_training import check_shared, take_shared_values, training_by_task
 from fairflare.federation.plan.task_files import (
     BUNDLE_TASK,
     TASKS_BY_KIND,
@@ -146,7 +146,7 @@ def choose_method_and_task(request: RunRequest) -> Chosen:
         raise ValueError(f"paper={request.paper!r} needs small=False; set it, or leave paper out")
     _refuse_twice(method, request)
     model = method if request.train_like is None else get_method(request.train_like)
-    published = None if request.small else published_setting(model, request.paper)
+    published = None if request.small else find_published_setting(model, request.paper)
     usual_kind = (published and published.task) or model.task
     return Chosen(method, model, published, usual_kind, *_task_class(request, usual_kind))
 
@@ -179,8 +179,8 @@ def usual_settings(request: RunRequest, chosen: Chosen) -> dict[str, Any]:
     else:
         usual = {**training_by_task(chosen.kind, model), **(model.small if request.small and same_kind else {})}
     if model is not method:
-        usual = _shared_setup(model, method, usual, chosen.task_class, own_task=chosen.kind == model.task)
-        usual = {**_published_settings(method, model, chosen.published, chosen.task_class), **usual}
+        usual = _take_shared_setup(model, method, usual, chosen.task_class, own_task=chosen.kind == model.task)
+        usual = {**_take_published_settings(method, model, chosen.published, chosen.task_class), **usual}
     if request.task_file is not None:  # a task of the user's own need not have what the packaged one of its kind has
         classes = (method.rule, method.training, chosen.task_class)
         known = {*LIKE_SETTINGS, *(name for part in classes for name in field_names(part))}
@@ -263,8 +263,8 @@ def build_parts(
     known = (*request.settings, *method.keeps)
     prescribed = {k: v for k, v in task.training_settings(request.settings).items() if k not in known}
     shared = {k: v for k, v in prescribed.items() if k in field_names(method.rule)}  # such as q-FedAvg's learning_rate
-    with_rule = shared_values(method.training, request.rule)
-    with_training = shared_values(method.rule, request.training)
+    with_rule = take_shared_values(method.training, request.rule)
+    with_training = take_shared_values(method.rule, request.training)
     rule = request.rule or build(method.rule, {**method.server, **of_rule, **shared, **with_training})
     training = request.training or build(method.training, {**of_method, **of_training, **prescribed, **with_rule})
     check_shared(rule, training)
@@ -293,7 +293,7 @@ def build_parts(
 def _task(request: RunRequest, chosen: Chosen, settings: Mapping[str, Any]) -> Task:
     """Return the run's task; raise where a metric of it has no declared direction."""
     if request.monai_bundle is not None:
-        checksum = grouped(bundle_checksum(Path(request.monai_bundle).expanduser()))
+        checksum = group_digits(bundle_checksum(Path(request.monai_bundle).expanduser()))
         settings = {"bundle_sha256": checksum, **settings}
     given = request.task_object
     task: Task = (
@@ -394,7 +394,7 @@ def _lacks(model: Method, paper: Paper | None, sites: Sequence[str] | None) -> t
     return paper.lacks
 
 
-def _shared_setup(
+def _take_shared_setup(
     model: Method, method: Method, usual: Mapping[str, Any], task_class: type, *, own_task: bool
 ) -> dict[str, Any]:
     """Return the training and task settings of the method ``model``, without those that are part of either method."""
@@ -407,7 +407,7 @@ def _shared_setup(
     return {name: value for name, value in settings.items() if name.partition(".")[0] not in left_out}
 
 
-def _published_settings(
+def _take_published_settings(
     method: Method, model: Method, paper_of_model: Paper | None, task_class: type
 ) -> dict[str, Any]:
     """Return the published settings of the method's own parts, for a method that is trained like another one.
@@ -418,7 +418,7 @@ def _published_settings(
     papers = papers_of(method)
     if paper_of_model is None or not papers:
         return {}
-    paper = papers.get(paper_of_model.name) or published_setting(method)
+    paper = papers.get(paper_of_model.name) or find_published_setting(method)
     shared, parts = {*field_names(LocalTraining)}, (method.rule, method.training)
     left_out = {*method.keeps, *model.keeps}
     names = {name for part in parts for name in field_names(part) if name not in shared or name in left_out}

@@ -203,7 +203,7 @@ class RunSettings(Bounds):
         """Return the number of all rounds, with those that retrain the classifier alone."""
         return self.num_rounds + self.crt_rounds
 
-    def bounded(self) -> RunSettings:
+    def bound_sums(self) -> RunSettings:
         """Return these settings, with secure sums bounded so that no weight shows a site's update."""
         from fairflare.privacy.sums.exposure import Limits
 

@@ -54,7 +54,7 @@ def training_of(site_half: Any) -> LocalTraining | None:
         return None
 
 
-def shared_values(cls: type, other: Rule | LocalTraining | None) -> dict[str, Any]:
+def take_shared_values(cls: type, other: Rule | LocalTraining | None) -> dict[str, Any]:
     """Return the values of one half's settings that the class ``cls`` of the method's other half has as well."""
     names = () if other is None else set(field_names(type(other))) & set(field_names(cls))
     return {name: getattr(other, name) for name in sorted(names)}
@@ -66,7 +66,7 @@ def check_shared(rule: Rule, training: LocalTraining) -> None:
     Raises:
         HalvesDiffer: a setting differs; the message names the first one, with both values.
     """
-    for name, value in shared_values(type(rule), training).items():
+    for name, value in take_shared_values(type(rule), training).items():
         if (given := getattr(rule, name)) != value:
             one, other = type(rule).__name__, type(training).__name__
             raise HalvesDiffer(f"{name} is {given!r} in {one} and {value!r} in {other}: give both the same")

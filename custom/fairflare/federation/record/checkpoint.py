@@ -209,7 +209,7 @@ class CheckpointFolder:
         if name not in self._sums:
             return None
         try:
-            return _checked(self.folder / name, self._sums[name], load_file)
+            return _read_checked(self.folder / name, self._sums[name], load_file)
         except _Damaged:
             del self._sums[name]
             return None
@@ -282,15 +282,17 @@ class CheckpointFolder:
         model, rule = _model_file(number), f"rule-{number:06d}.pt"
         checkpoint = Checkpoint(
             next_round=number,
-            model=_checked(self.folder / model, files[model], load_file),
-            rule=_checked(self.folder / rule, files[rule], partial(torch.load, map_location="cpu", weights_only=True)),
+            model=_read_checked(self.folder / model, files[model], load_file),
+            rule=_read_checked(
+                self.folder / rule, files[rule], partial(torch.load, map_location="cpu", weights_only=True)
+            ),
             results=head.results,
             config=head.config,
             extra=head.extra,
         )
         for name, wanted in head.memory.items():
             if (self.folder / name).exists():  # a missing file is left to the rule, which knows which files it needs
-                _checked(self.folder / name, wanted)
+                _read_checked(self.folder / name, wanted)
         try:
             self.log.open_at(head.rounds.bytes)
             problem = "" if self.log.sha256 == head.rounds.sha256 else f"{ROUNDS_FILE} {_CHANGED}"
@@ -321,7 +323,7 @@ def _sum_of(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _checked(path: Path, wanted: str, read: Callable[[Path], Any] = lambda path: None) -> Any:
+def _read_checked(path: Path, wanted: str, read: Callable[[Path], Any] = lambda path: None) -> Any:
     """Return the content of a checkpoint's file, after a check of the file's checksum."""
     try:
         if sha256_of(path) != wanted:

@@ -82,7 +82,7 @@ class Journal:
         self.tell("note", text=text)
         self.say(text, warning=warning)
 
-    def checked(self, phase: Phase, facts: Mapping[str, Mapping[str, Any]], metrics: Mapping[str, Metric]) -> None:
+    def record_check(self, phase: Phase, facts: Mapping[str, Mapping[str, Any]], metrics: Mapping[str, Metric]) -> None:
         """Record the sites' reports on their data before the first round, and the metrics that they may measure."""
         reports = {site: {**facts[site]} for site in sorted(facts)}
         spent = self.info.get(PRIVACY, {})
@@ -124,7 +124,9 @@ class Journal:
             if (withheld := [*(f"metrics/{cell.metric}" for cell in training.cells if cell.reason == WITHHELD),
                              *(training.stats[SUPPRESSED] or ())])
         }  # fmt: skip
-        record.train = {site: self._trained(site, training, record) for site, training in sorted(phase.trained.items())}
+        record.train = {
+            site: self._list_training_fields(site, training, record) for site, training in sorted(phase.trained.items())
+        }
         self._note_classes_at_home(phase)
         record.notes = [note for _, training in sorted(phase.trained.items()) for note in training.notes]
         for note in record.notes:
@@ -157,7 +159,7 @@ class Journal:
             self.store.update_info(classes_at_home=names)
             self.say(f"metrics by class stay at home at: {', '.join(names)}")
 
-    def _trained(self, site: str, training: Training, record: RoundRecord) -> dict[str, Any]:
+    def _list_training_fields(self, site: str, training: Training, record: RoundRecord) -> dict[str, Any]:
         fields = {
             "loss": training.stats["train_loss"],
             "num_samples": training.num_samples,
@@ -179,7 +181,7 @@ class Journal:
             record.left_out.append(LeftOut(site=site, phase=phase.name, reason=reason))
             self.say(f"round {record.current_round}, {phase.name}: site {site!r} left out: {reason}", warning=True)
 
-    def weighed(
+    def record_weights(
         self, weighing: Weighing, record: RoundRecord, warnings: Sequence[Warned] = (), *, last: bool = False
     ) -> None:
         """Record the weights that the rule gave in a round, and the warnings about single sites' influence.
@@ -196,9 +198,9 @@ class Journal:
         record.values = weighing.values
         record.details = weighing.details
         never = same_weights([*read_results(self.store.folder).rounds, record]) if last else []
-        self.warned([*warnings, *never], record)
+        self.record_warnings([*warnings, *never], record)
 
-    def warned(self, warnings: Collection[Warned], record: RoundRecord, phase: str = "") -> None:
+    def record_warnings(self, warnings: Collection[Warned], record: RoundRecord, phase: str = "") -> None:
         """Record and log warnings of a round, or of one of its exchanges (``phase``, such as ``", norms"``)."""
         record.warnings = [*record.warnings, *warnings]
         for one in warnings:
@@ -220,7 +222,7 @@ class Journal:
         for listener in self.listeners:
             listener.best_model(state, best.made)
 
-    def tested(self, last: Tested, best: BestModel, of_best: Tested | None) -> None:
+    def record_test(self, last: Tested, best: BestModel, of_best: Tested | None) -> None:
         """Record the final test: every site's metrics, how fair they are, and pictures of the run.
 
         Args:
@@ -310,7 +312,7 @@ class Journal:
             model, test, withheld, reasons, self._footing.of, self._footing.empty, classes, {self.metric: about}
         )
 
-    def failed(self, reason: str, phase: Phase | None = None) -> None:
+    def record_failure(self, reason: str, phase: Phase | None = None) -> None:
         """Record that the run has failed, and the sites that were left out in ``phase``, if a phase failed."""
         left_out = [] if phase is None else [LeftOut(s, phase.name, why) for s, why in sorted(phase.left_out.items())]
         try:

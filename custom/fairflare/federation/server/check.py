@@ -14,8 +14,8 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from fairflare.base.cases.census import contradictions, question, question_of_values, unexplained
-from fairflare.base.checks import MAX_SAMPLES, few, first_of, gathered, printable, refuse_if
+from fairflare.base.cases.census import contradictions, list_unexplained, question, question_of_values
+from fairflare.base.checks import MAX_SAMPLES, few, first_of, group_by_key, printable, refuse_if
 from fairflare.base.site_data import MOST_WINDOWS
 from fairflare.base.task import SPLIT_GLOBAL, Batches, Metric, SiteData, Task
 from fairflare.core.statistics.footing import Footing
@@ -262,7 +262,7 @@ class Check:
         for report in self.facts.values():
             for name, metric in self.task.suited_to(_Said(report)).by_name().items():
                 self.metrics.setdefault(name, metric)  # no site can change a metric that the job declares
-        self.journal.checked(phase, self.facts, self.metrics)
+        self.journal.record_check(phase, self.facts, self.metrics)
         if self.patchwise or self.journal.info.get("validation"):
             self.journal.store.update_info(validation="patches")
             self.journal.say("validation: patches, 50 fixed ones a volume, since volumes have many windows")
@@ -271,7 +271,9 @@ class Check:
         private = {site: answer[PRIVACY] for site, answer in sorted(self.facts.items()) if PRIVACY in answer}
         if problems := [*problems, *self._unready(phase, private, left)]:
             raise RoundFailed(
-                " ".join(["check, before any", "training:" if run.num_rounds else "test:", *map(_ended, problems)]),
+                " ".join(
+                    ["check, before any", "training:" if run.num_rounds else "test:", *map(_end_sentence, problems)]
+                ),
                 phase,
             )
         for site, budget in private.items():
@@ -282,7 +284,7 @@ class Check:
     @property
     def global_lists(self) -> list[list[str]]:
         """Return groups of sites with the same list ``test_global``; a site whose list lacks a checksum is a group."""
-        return [*gathered(
+        return [*group_by_key(
             (facts[GLOBAL_LIST] or f"of {site}", site)
             for site, facts in sorted(self.facts.items())
             if SPLIT_GLOBAL in facts["images"]
@@ -409,7 +411,7 @@ class Check:
         elif refused and self.settings.require_all_sites:
             yield (
                 f"{len(refused)} of {len(phase.asked)} site(s) cannot take part: "
-                f"{_ended(reasons(refused.items()))} Correct it there and start again, or let the others go "
+                f"{_end_sentence(reasons(refused.items()))} Correct it there and start again, or let the others go "
                 "on without it: require_all_sites=false (--no-require-all-sites)"
             )
 
@@ -456,7 +458,7 @@ class Check:
     def _silent(self, phase: Phase) -> Iterator[str]:
         """Yield a question for each site whose labels lack others' structures or classes without a declared reason."""
         marked = {site: report[MARKED] for site, report in self.facts.items() if MARKED in report}
-        lacking = unexplained(marked, [site for site, report in self.facts.items() if ANNOTATED in report])
+        lacking = list_unexplained(marked, [site for site, report in self.facts.items() if ANNOTATED in report])
         together = [lacking] if lacking and self.settings.require_all_sites else None
         for asked in together or [{site: names} for site, names in lacking.items()]:
             site = next(iter(asked))
@@ -540,7 +542,7 @@ class Check:
         if self.settings.require_all_sites:
             yield problem
         elif wanted is None:
-            yield f"{_ended(problem)} No side is that of most sites, so none is left out"
+            yield f"{_end_sentence(problem)} No side is that of most sites, so none is left out"
         else:
             for site in (site for value, sites in by_value.items() if value != wanted for site in sites):
                 self._leave_out(phase, site, reason)
@@ -560,14 +562,14 @@ def _group_by(
     facts: Mapping[str, Mapping[str, Any]], key: str, among: Iterable[str] | None = None
 ) -> dict[Any, list[str]]:  # fmt: skip
     """Return the sites (``among`` these, default: all) by the value of a field of their reports; those without none."""
-    return gathered(
+    return group_by_key(
         (tuple(value) if isinstance(value, list) else value, site)
         for site in sorted(facts if among is None else among)
         if (value := facts[site].get(key)) not in (None, [])
     )
 
 
-def _ended(text: str) -> str:
+def _end_sentence(text: str) -> str:
     """Return a reason as a complete sentence; the reason may already end with a question mark."""
     return text if text.endswith((".", "?")) else f"{text}."
 

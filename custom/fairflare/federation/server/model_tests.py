@@ -91,7 +91,7 @@ class ModelTests:
             self.place.site_half, self.asking, self.final_test, self.staging, metric, state, last
         )
         with writing("the final results", self.place.run_dir):
-            self.journal.tested(last, best, of_best)
+            self.journal.record_test(last, best, of_best)
 
     def _add_groups(self, last: Tested, state: State) -> None:
         """Add the figures of groups of people; with secure sums those over all sites are opened as sums."""

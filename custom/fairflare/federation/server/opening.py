@@ -72,7 +72,7 @@ class Opening:
             headless=self.task.has_classes is False or not classifier_names(first.state),
         )  # fmt: skip
         refuse(run_facts)
-        current_round, state = self._resumed(first, makes)
+        current_round, state = self._resume(first, makes)
         self.check.run(current_round)
         self._say_in_vain(first.facts)
         self._weigh_without_reports(run_facts)
@@ -82,7 +82,7 @@ class Opening:
             parameters=first.parameters, frozen=first.frozen, products=products_of(self.task), at_home=first.at_home,
         )  # fmt: skip
 
-    def _resumed(self, first: FirstModel, makes: tuple[str, ...]) -> tuple[int, State]:
+    def _resume(self, first: FirstModel, makes: tuple[str, ...]) -> tuple[int, State]:
         """Return the first round to do and its model; begin the results, and tell all tasks what travels."""
         run, place = self.run, self.place
         sites = sorted(self.transport.sites())

@@ -18,7 +18,7 @@ from fairflare.federation.collecting.final_test import SAID, FinalTest, Tested
 from fairflare.federation.collecting.phase import Exchange, Phase
 from fairflare.federation.site.replies import read_head, read_stats
 from fairflare.federation.site.sampling import CASES
-from fairflare.methods.base.home import tuned_part
+from fairflare.methods.base.home import choose_tuned_part
 from fairflare.methods.base.rule import State
 from fairflare.methods.parts.fine_tuning import DIRECTIVE, OWN_GAIN
 from fairflare.reporting.sites.own_models import personal
@@ -42,7 +42,7 @@ def own_models(
         last: the final test of the common model, to which the exchanges are added.
     """
     settings = site_half.get("args", {}) if isinstance(site_half, Mapping) else {}
-    part, number = tuned_part(str(settings.get("personalise", ""))), last.phase.current_round
+    part, number = choose_tuned_part(str(settings.get("personalise", ""))), last.phase.current_round
     if not part:
         return None
     statistics = dict[str, dict[str, Any]]()

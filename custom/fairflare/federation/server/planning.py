@@ -49,7 +49,7 @@ class Planning(Rounds):
         of_ct, target = self.task.of_ct, tuple[float, ...]((0.0, 0.0, 0.0))
         answer: dict[str, Any] = {}
         for number in range(2 + bool(of_ct)):
-            answer |= self._counted(number, target, record)
+            answer |= self._sum_answers(number, target, record)
             if not number:
                 answers = Answers(_axes(answer, "spacing"), _axes(answer, "size"))
                 target = answers.target
@@ -71,7 +71,7 @@ class Planning(Rounds):
         self.journal.round_done(record)
         self.journal.store.finish("completed")
 
-    def _counted(self, number: int, target: tuple[float, ...], record: RoundRecord) -> dict[str, Any]:
+    def _sum_answers(self, number: int, target: tuple[float, ...], record: RoundRecord) -> dict[str, Any]:
         """Ask one question, and return the sums of the answers by name, with the memory of each site's GPU."""
         record.current_round = number
         asked, reports = (

@@ -21,7 +21,7 @@ import torch
 from fairflare.base.checks import few, printable, refuse_if
 from fairflare.base.task import Task
 from fairflare.core.features.adapting import network_of
-from fairflare.core.features.batch_norms import MEAN, VARIANCE, other_running, pooled, registered_names
+from fairflare.core.features.batch_norms import MEAN, VARIANCE, other_running, pool_statistics, registered_names
 from fairflare.exchange.messages import TASK_NORMS, Message, num_bytes
 from fairflare.federation.collecting.collector import SUM
 from fairflare.federation.collecting.influence import Influence
@@ -30,8 +30,8 @@ from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.federation.record.journal import Journal
 from fairflare.federation.server.sums import SecureSums, SitesLost
 from fairflare.federation.site.norm_moments import DONE, EXCHANGE, FIELDS, MEASURED
-from fairflare.federation.site.replies import COUNTS, IN_REPORT, read_head, read_stats, suppressed_in
-from fairflare.methods.base.reports import read_report, shortened
+from fairflare.federation.site.replies import COUNTS, IN_REPORT, list_suppressed, read_head, read_stats
+from fairflare.methods.base.reports import read_report, shorten_value
 from fairflare.methods.base.rule import State, Weighing
 from fairflare.reporting.documents import RoundRecord, Warned
 
@@ -78,7 +78,7 @@ def read_norms(
         ReportError: the answer cannot be used; the message names site, field and value.
     """
     meta = read_head(site, message, current_round)
-    held = suppressed_in(read_stats(site, meta), IN_REPORT)
+    held = list_suppressed(read_stats(site, meta), IN_REPORT)
     fields = [field for field in FIELDS if not (secure and field.name in MEASURED)]
     report = read_report(meta.get("report"), fields, site, suppressed=held)
     images, names = read_report(meta, COUNTS, site)["num_samples"], report["norms"]
@@ -87,7 +87,7 @@ def read_norms(
     widths = [pending.get(name, 0) for name in names]
     refuse_if(site, {
         "the answer lacks the field 'num_samples'": images is None,
-        f"field 'norms' names {shortened(unknown)}, which is not asked for": unknown is not None,
+        f"field 'norms' names {shorten_value(unknown)}, which is not asked for": unknown is not None,
         "field 'norms' names a norm twice": len(set(names)) != len(names),
         "field 'more' is true, and field 'norms' is empty": report["more"] and not names,
         f"field 'values' must hold whole numbers, got {odd:.8g}": odd != 0,
@@ -161,7 +161,7 @@ class Recalibration:
             _add(total, self.ask(TASK_NORMS, number, sent, live, run.norms_timeout, use, directives=directives))
             (names, more), usable = self._usable(reports, total)
             try:
-                pooled_state, warned = self._pooled(names, usable, whole)
+                pooled_state, warned = self._pool(names, usable, whole)
             except SitesLost as lost:  # the remaining sites measure again
                 for site, reason in lost.args[0].items():
                     total.refuse(site, reason)
@@ -176,7 +176,7 @@ class Recalibration:
             for one in warned:
                 warnings.setdefault((one.site, one.kind), replace(one, kind=f"{TASK_NORMS}, {one.kind}"))
         self.journal.record_left_out(total, record)
-        self.journal.warned(warnings.values(), record, f", {TASK_NORMS}")
+        self.journal.record_warnings(warnings.values(), record, f", {TASK_NORMS}")
         self._note(total, record, {"measured": len(done), "exchanges": exchanges, "images": images}, pending.keys())
         return whole
 
@@ -223,14 +223,14 @@ class Recalibration:
             self.journal.say(f"norm_statistics: no batch norms, their running statistics are averaged: {_some(others)}")
         return norms
 
-    def _pooled(
+    def _pool(
         self, names: Sequence[str], reports: Mapping[str, NormReport], state: State
     ) -> tuple[dict[str, torch.Tensor], list[Warned]]:
         """Return the new statistics of batch norms under all their names, and warnings about sites beyond bounds."""
         influence, new = Influence(self.run, len(self.roster.list_known())), dict[str, torch.Tensor]()
-        counts, warnings = bounded_counts(reports, names, self.run.max_samples)
+        counts, warnings = bound_counts(reports, names, self.run.max_samples)
         weights = {n: {site: count / sum(by.values()) for site, count in by.items()} for n, by in counts.items()}
-        weights = influence.weighed(Weighing(layers=weights)).layers or {}
+        weights = influence.bound_weighing(Weighing(layers=weights)).layers or {}
         received = {key: state[key] for name in names for key in (f"{name}.{MEAN}", f"{name}.{VARIANCE}")}
         if self.sums is None:
             states = influence.states({site: report.state for site, report in reports.items()}, received)
@@ -242,7 +242,7 @@ class Recalibration:
             by_kind = {kind: {site: state[f"{name}.{kind}"] for site, state in states.items()} for kind in KINDS}
             for alias in self._norms[name] if total >= 2 else ():  # one value has no variance
                 for kind, pooled_tensor in zip(
-                    KINDS, pooled(by_kind[MEAN], by_kind[VARIANCE], weights[name], total), strict=True
+                    KINDS, pool_statistics(by_kind[MEAN], by_kind[VARIANCE], weights[name], total), strict=True
                 ):
                     new[f"{alias}.{kind}"] = pooled_tensor.to(received[f"{name}.{kind}"].dtype, copy=True)
         return new, [*warnings, *(warned for warned in influence.warnings if warned.kind != "majority")]
@@ -251,7 +251,7 @@ class Recalibration:
 # ------------------------------------------------------------------------------------------------ pieces
 
 
-def bounded_counts(
+def bound_counts(
     reports: Mapping[str, NormReport], names: Sequence[str], most: int | None
 ) -> tuple[dict[str, dict[str, int]], list[Warned]]:
     """Return the number of values per channel by batch norm and site, bounded by ``max_samples``, and warnings.

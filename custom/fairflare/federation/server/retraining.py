@@ -42,7 +42,7 @@ class Retraining:
         """Return a round's rule: the classifier's while it is retrained, else (also in the final test) the method's."""
         return self.classifier if (self.run.num_rounds <= current_round < self.run.rounds_in_all) else self.own
 
-    def trained(self, state: State, current_round: int) -> State:
+    def start_round(self, state: State, current_round: int) -> State:
         """Begin a round with the global model, and return those of its tensors that the sites train in the round."""
         rule = self.rule_at(current_round)
         if isinstance(rule, SeesModel):

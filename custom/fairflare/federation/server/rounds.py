@@ -78,7 +78,7 @@ class Rounds:
         self.journal = Journal(folder, transport, listeners, metric, apart=place.spares_memory(run))
         self.metrics = task.by_name()  # metrics of classes that the sites name are added by the check
         self.files = model_files(task, rule, run, place.run_dir, lambda: self.journal.info)
-        self.bounds = run.bounded()
+        self.bounds = run.bound_sums()
         self.roster = Roster(transport, run.max_missed, run.min_sites)
         self.retraining = Retraining(rule, run)
         self.asking = Exchange(run, transport, self.roster, run.straggler_grace, self.journal.tell)
@@ -119,7 +119,7 @@ class Rounds:
                         state = self._go_back(current_round, state, failed)
                         current_round -= 1
         except Exception as error:
-            self.journal.failed(str(error), error.phase if isinstance(error, RoundFailed) else None)
+            self.journal.record_failure(str(error), error.phase if isinstance(error, RoundFailed) else None)
             raise
         finally:
             self.experiment.close()
@@ -136,7 +136,7 @@ class Rounds:
             self.rule, folder, self.bounds, run.seed, place.models_in_memory, self.metrics, self.sums, context
         )
         if self.sums is not None:
-            self.sums.learn_layout((context.rows, context.columns), self.collector.bounded)
+            self.sums.learn_layout((context.rows, context.columns), self.collector.bound_weights)
         self.tests = ModelTests(
             self.task, run, place, context, ask=self._ask, asking=self.asking, roster=self.roster, journal=self.journal,
             files=self.files, check=self.check, sums=self.sums, staging=self.collector.staging,
@@ -167,7 +167,7 @@ class Rounds:
         self.transport.say(f"round {current_round} of {run.rounds_in_all}, from 0")
         record = RoundRecord(current_round=current_round, sites=self.roster.live(current_round))
         rule = self.retraining.rule_at(current_round)
-        trained = self.retraining.trained(state, current_round)
+        trained = self.retraining.start_round(state, current_round)
         self.collector.begin(
             current_round, run.num_rounds, shape=LikeReceived(trained, self.context.at_home.tensors), received=trained,
             sites=record.sites, rule=rule, num_sites=len({*self.journal.info["sites"], *self.roster.list_known()}),
@@ -249,7 +249,7 @@ class Rounds:
         next_state: State = clean_state({**received, **state})  # a round may train only some of the tensors
         self.retraining.remember(weighing, record.current_round)
         record.phases.append(PhaseRecord("aggregate", round(time.monotonic() - started, 4), 0, 0, 0, 0))
-        self.journal.weighed(
+        self.journal.record_weights(
             weighing, record, self.collector.warnings,
             last=record.current_round == self.settings.num_rounds - 1 and self.retraining.own.weighs,
         )  # fmt: skip
@@ -278,7 +278,7 @@ class Rounds:
         if name == TASK_TRAIN and (self.settings.channel_drop or self.check.channel_owners):
             directives[CHANNEL_DROP] = DROP if self.settings.channel_drop is None else self.settings.channel_drop
         if name == TASK_VALIDATE and self.tests.final_test.footing.differs:
-            directives[COMPARED] = BySite({site: self.tests.final_test.footing.compared(site) for site in sites})
+            directives[COMPARED] = BySite({site: self.tests.final_test.footing.list_compared(site) for site in sites})
         task_of["each"] = rule.each(state) if isinstance(rule, SendsParts) else None
         if name == TASK_TRAIN and isinstance(rule, SendsBeside):
             task_of["beside"] = dict(rule.beside())

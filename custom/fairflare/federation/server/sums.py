@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from fairflare.base.checks import listed, printable, refuse_if
+from fairflare.base.checks import list_names, printable, refuse_if
 from fairflare.core.aggregation.partial_slices import PartialSlices
 from fairflare.core.features.batch_norms import MEAN, VARIANCE
 from fairflare.core.features.layers import layers_of
@@ -34,11 +34,11 @@ from fairflare.federation.collecting.phase import Exchange, Phase, RoundFailed
 from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.federation.record.journal import Journal
 from fairflare.federation.site.groups import blank, pieces
-from fairflare.federation.site.replies import named, read_head, reasons
+from fairflare.federation.site.replies import name_site_in_reason, read_head, reasons
 from fairflare.federation.site.sums import HELLOS, PARTS, PRESENT, QUESTIONS, RUN, SATURATED
 from fairflare.methods.base.reports import NO_IMAGES, Field, ReportError, read_report
 from fairflare.methods.base.rule import LayerWeights, State, Weighing
-from fairflare.privacy.sums.exposure import Limits, draw_groups, softened
+from fairflare.privacy.sums.exposure import Limits, draw_groups, soften_weights
 from fairflare.privacy.sums.keys import FEWEST, SIZE, hello_of, need
 from fairflare.privacy.sums.masks import (
     CLASS_GRADIENTS,
@@ -53,7 +53,7 @@ from fairflare.privacy.sums.masks import (
     Table,
     additions_for,
     digest,
-    opened_by,
+    open_sums,
 )
 from fairflare.privacy.sums.ring import BUFFERS, SUMS, TRAINED, Ring, SumLayout, kinds
 from fairflare.reporting.documents import LeftOut, RoundRecord, Warned
@@ -225,7 +225,7 @@ class SecureSums:
             # The plain mean is open: beside it, a sum without the lost site would reveal that site's update.
             sites, state = self._anchor
             self.journal.say(
-                f"round {self.record.current_round}: {listed(lost.args[0])} lost after the plain mean of "
+                f"round {self.record.current_round}: {list_names(lost.args[0])} lost after the plain mean of "
                 f"{len(sites)} sites was opened, and the round takes this mean",
                 warning=True,
             )
@@ -245,8 +245,8 @@ class SecureSums:
         self.model, self._anchor = digest(asked), None
         even, members = set[str](), sorted(next(iter(weights.values())))
         question = self._question(NORMS, BUFFERS, like, weights, members, even)
-        self._evened(Weighing(layers=weights), (even, set()), members)
-        means = dict(self._opened([question], members)[0])
+        self._even_weights(Weighing(layers=weights), (even, set()), members)
+        means = dict(self._open_sums([question], members)[0])
         for name in weights:  # the sites send the mean square, as variances cannot be averaged
             means[f"{name}.{VARIANCE}"] = (means[f"{name}.{VARIANCE}"] - means[f"{name}.{MEAN}"] ** 2).clamp_min(0)
         return means
@@ -259,7 +259,7 @@ class SecureSums:
         """
         self.record, self.model, self._anchor = record, digest(asked), None
         even = {"": dict.fromkeys(members, 1 / len(members))}
-        (opened,) = self._opened([self._question(COUNTS, SUMS, like, even, members, set())], members)
+        (opened,) = self._open_sums([self._question(COUNTS, SUMS, like, even, members, set())], members)
         return {name: opened[name] * len(members) for name in like}
 
     def groups(
@@ -298,15 +298,15 @@ class SecureSums:
             if no_key := self.agree(record.current_round, members):
                 record.left_out += [LeftOut(site, TASK_KEYS, reason) for site, reason in no_key.items()]
                 raise SitesLost(no_key)
-            (opened,) = self._opened([self._question(GROUPS, SUMS, like, weights, members, set())], members)
+            (opened,) = self._open_sums([self._question(GROUPS, SUMS, like, weights, members, set())], members)
         except SitesLost as lost:
             return self.groups(record, asked, {s: x for s, x in has.items() if s not in lost.args[0]}, form)
         for (label, view), n, answers in zip(views.items(), owners, signs.T, strict=True):
             view[:] = opened[f"{label}.sum"].numpy() * n if n >= FEWEST or (n == 0 and answers.any()) else np.nan
         few = [name for name, n in zip(names, owners[:: len(views) // len(names)], strict=True) if 0 < n < FEWEST]
-        self.journal.warned([
+        self.journal.record_warnings([
             Warned("", "exposure", len(few), 0.0,
-                   f"sums of {listed(few, 5)} are not opened: fewer than {FEWEST} sites have one")
+                   f"sums of {list_names(few, 5)} are not opened: fewer than {FEWEST} sites have one")
         ] * bool(few), self.record)  # fmt: skip
         known = {
             key: np.round(values, 6 if key in (CALIBRATION, BRIER, DICE) else 0)  # all other sums are counts
@@ -323,11 +323,11 @@ class SecureSums:
         """Return the weights that were used, and the received model with the mean update.
 
         Raises:
-            SitesLost, SumLost: as :meth:`_opened`.
+            SitesLost, SumLost: as :meth:`_open_sums`.
         """
         members, before = _sites(vars(weighing)), {} if self.kept["parts"] else self._before.get(labels[0], {})
         if before:  # other members or weights beside the lost sum of this model would show single sites
-            why = f"{listed(sorted({*_sites(before)} - {*members}))} is gone since the lost sum of the same model"
+            why = f"{list_names(sorted({*_sites(before)} - {*members}))} is gone since the lost sum of the same model"
             need(members == _sites(before), SumLost(f"round {self.record.current_round}: {why}"))
             weighing = replace(weighing, **before)
         given = (weighing.sites or {}, weighing.buffers or weighing.sites or {})
@@ -337,7 +337,7 @@ class SecureSums:
             if names:
                 like = {name: self.received[name] for name in names}
                 asked.append(self._question(label, ring, like, weighing.layers or {"": of_sites}, members, of_part))
-        weighing = self._evened(weighing, even, members)
+        weighing = self._even_weights(weighing, even, members)
         self._asked[labels[0]] = {name: vars(weighing)[name] for name in ("sites", "layers", "buffers")}
         # In groups, classes that not all sites have would give single sites away beside earlier sums of all.
         if by_class := None if self.kept["parts"] else weighing.by_class:
@@ -345,11 +345,11 @@ class SecureSums:
             by_class = by_class | {label: dict.fromkeys(members, 0.0) for label in few}
             asked.append(self._question(CLASS_GRADIENTS, BUFFERS, weighing.means, by_class, members, set()))
             text = (
-                f"gradients of classes {listed(few, 5)} are not summed: fewer than {FEWEST} sites have one, or the "
+                f"gradients of classes {list_names(few, 5)} are not summed: fewer than {FEWEST} sites have one, or the "
                 "run's bounds forbid equal weights"
             )
-            self.journal.warned([Warned("", "exposure", len(few), 0.0, text)] if few else [], self.record)
-        sums = self._opened(asked, members) if asked else []
+            self.journal.record_warnings([Warned("", "exposure", len(few), 0.0, text)] if few else [], self.record)
+        sums = self._open_sums(asked, members) if asked else []
         weighing.means = sums.pop() if by_class else {}
         update = {name: part for part in sums for name in part}
         received, most = self.received, max((n or 0 for n in steps.values()), default=0)
@@ -369,7 +369,7 @@ class SecureSums:
         table = {site: tuple(float(by_layer[layer][site]) for layer in layout.layers) for site in members}
         in_parts = bool(self.kept["parts"]) and label != GROUPS  # a group's weights are fixed, and so one sum is enough
         opened = [{site: (1 / len(members),) for site in members}] * (self._anchor is not None and not in_parts)
-        table, columns = softened(table, opened, Limits().max_exposure)
+        table, columns = soften_weights(table, opened, Limits().max_exposure)
         even |= {layout.layers[column] for column in columns}
         least = FEWEST + (label in FIRST_OF_TWO or self._anchor is not None)
         slices = self._slices(layout, table, least) if ring == TRAINED else ""
@@ -389,7 +389,7 @@ class SecureSums:
         text = (
             f"{few} slice(s) of tensors, of channels or structures, stay: fewer than {least} sites of the sum have them"
         )
-        self.journal.warned([Warned("", "exposure", few, 0.0, text)] * bool(few), self.record)
+        self.journal.record_warnings([Warned("", "exposure", few, 0.0, text)] * bool(few), self.record)
         return json.dumps(slices) if any(share is not None for _, _, by_slice in slices for share in by_slice) else ""
 
     def _owners_weights(self, weights: Weights, lacking: Set[str], least: int) -> dict[str, float] | None:
@@ -400,10 +400,10 @@ class SecureSums:
         total, even = sum(owners.values()), dict.fromkeys(owners, (1 / len(owners),))
         bounded_shares = self.bounded({site: weight / total for site, weight in owners.items()}).items()
         opened = [even] * (self._anchor is not None)
-        rows, _ = softened({site: (weight,) for site, weight in bounded_shares}, opened, Limits().max_exposure)
+        rows, _ = soften_weights({site: (weight,) for site, weight in bounded_shares}, opened, Limits().max_exposure)
         return {site: weight for site, (weight,) in rows.items()}
 
-    def _evened(self, weighing: Weighing, parts: tuple[set[str], set[str]], members: Sequence[str]) -> Weighing:
+    def _even_weights(self, weighing: Weighing, parts: tuple[set[str], set[str]], members: Sequence[str]) -> Weighing:
         """Return the rule's weights, made equal in layers in which they would show a single site's update.
 
         Args:
@@ -415,10 +415,10 @@ class SecureSums:
             return weighing
         even = dict.fromkeys(members, 1 / len(members))
         alone = " (trained tensors alone)" * (not parts[1]) + " (buffers alone)" * (not parts[0])
-        where = f"layers {listed(layers, 3)}" if weighing.layers else f"this round{alone}"
+        where = f"layers {list_names(layers, 3)}" if weighing.layers else f"this round{alone}"
         text = f"weights of {where} made equal: the method's would show one site's update"
         warning = Warned("", "exposure", 1.0, Limits().max_exposure, text, len(layers) if weighing.layers else None)
-        self.journal.warned([warning], self.record)
+        self.journal.record_warnings([warning], self.record)
         if weighing.layers is None:
             buffers = weighing.buffers or weighing.sites
             return replace(weighing, sites=even if parts[0] else weighing.sites, buffers=even if parts[1] else buffers)
@@ -428,7 +428,7 @@ class SecureSums:
         }
         return replace(weighing, layers={**weighing.layers, **dict.fromkeys(layers, even)}, record=record)
 
-    def _opened(self, asked: Sequence[tuple[SumAsked, SumLayout]], members: list[str]) -> list[State]:
+    def _open_sums(self, asked: Sequence[tuple[SumAsked, SumLayout]], members: list[str]) -> list[State]:
         """Ask all members for masked vectors, then for the keys of their own masks, and return the opened sums.
 
         A sum that a group of sites has opened in this round is not asked for again.
@@ -470,13 +470,13 @@ class SecureSums:
             if pause == PAUSE or over or not missing:
                 self.journal.record_left_out(released, self.record)
             if missing and over and not dealt:
-                why = f"{reasons(released.left_out.items())}. Without all of {listed(members)} the sum cannot be read"
+                why = f"{reasons(released.left_out.items())}. Without all of {list_names(members)} the sum is lost"
                 raise SumLost(f"round {number}, release of the masks: {why}", released)
             time.sleep(pause * bool(missing and not over))
             pause *= 2
         for part in (part for part in parts if keys.keys() >= part.keys()):
             try:
-                done[tuple(part)] = opened_by(totals[min(part)], {site: keys[site] for site in part})
+                done[tuple(part)] = open_sums(totals[min(part)], {site: keys[site] for site in part})
             except SumSpoiled as error:
                 if not dealt:
                     raise SumLost(f"round {number}: {error}") from error
@@ -494,19 +494,19 @@ class SecureSums:
             SATURATED
         ]
         sent = message.params if isinstance(message.params, Mapping) else {}
-        had = listed([str(name)[:40] for name in sent], 5)
+        had = list_names([str(name)[:40] for name in sent], 5)
         refuse_if(site, {
-            f"asked for the sums {listed(additions)}, it sent {had or 'none'}": sent.keys() != additions.keys(),
+            f"asked for the sums {list_names(additions)}, it sent {had or 'none'}": sent.keys() != additions.keys(),
             f"field {SATURATED!r} is {clipped}, its update has {numbers} numbers": clipped > numbers,
         })  # fmt: skip
         try:
             for label, total in additions.items():
                 total.add(site, clean_tensor(label, sent[label]))
         except (TypeError, ValueError) as error:
-            raise ReportError(named(site, printable(str(error)))) from error
+            raise ReportError(name_site_in_reason(site, printable(str(error)))) from error
         if clipped > 1e-6 * numbers:
             text = f"{clipped} of {numbers} numbers of its update were cut to the bound of the sum"
-            self.journal.warned([Warned(site, "secure", clipped, 0.0, text)], self.record)
+            self.journal.record_warnings([Warned(site, "secure", clipped, 0.0, text)], self.record)
 
     def _leave(self, lost: Mapping[str, str], released: Set[str], gone: Mapping[str, str]) -> dict[str, str]:
         """Record sites whose group has no sum, and return why; leave a group out for good if its whole sum is wrong.
@@ -519,7 +519,7 @@ class SecureSums:
         for part in (part for part in self.kept["parts"] if part.keys() & lost.keys()):
             wrong, lacks = part.keys() <= released, [(site, why) for site, why in gone.items() if site in part]
             why = "is wrong by one of them, nobody can say which; the group is out" if wrong else "lacks a site"
-            text = f"the sum of its group, {listed(part)}, {why}{f'. {reasons(lacks)}' if lacks else ''}"
+            text = f"the sum of its group, {list_names(part)}, {why}{f'. {reasons(lacks)}' if lacks else ''}"
             self.record.left_out += [LeftOut(site, TASK_MASK, text) for site in part if site in lost]
             self.journal.say(f"round {self.record.current_round}: {text}", warning=True)
             lost = {**lost, **dict.fromkeys(lost.keys() & part.keys(), text)}
@@ -548,7 +548,7 @@ class SecureSums:
         ) * (due and not parts)
         need(self.kept["lost"] < self.run.rounds_in_all and (last or not few), RoundFailed(f"{lost}{few}"))
         self.kept["parts"] = parts
-        groups = f". From now on sums are opened in groups: {'; '.join(map(listed, parts))}" * bool(parts)
+        groups = f". From now on sums are opened in groups: {'; '.join(map(list_names, parts))}" * bool(parts)
         text = f"the round is lost, and the model stays as it was: {lost}{groups}"
         self.journal.note(f"round {self.record.current_round}: {text}", warning=True)
         self.record.warnings = [*self.record.warnings, Warned("", "secure", 1.0, 0.0, text)]
@@ -588,8 +588,8 @@ def _bytes_of(
     fields = dict(report) if isinstance(report, Mapping) else {}
     if not fields or not fields.keys() <= known or (all_of and fields.keys() != known):
         raise ReportError(
-            f"site {site!r}: the report must have {listed(known)}, got "
-            f"{listed([str(name)[:40] for name in fields], 5) or 'nothing'}"
+            f"site {site!r}: the report must have {list_names(known)}, got "
+            f"{list_names([str(name)[:40] for name in fields], 5) or 'nothing'}"
         )
     for name, value in fields.items():
         if not isinstance(value, bytes) or not (most if all_of else 1) <= len(value) <= most:

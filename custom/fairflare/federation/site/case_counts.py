@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fairflare.base.disk.files import private_folder, write_whole
-from fairflare.core.plans.counts import LOST, MOST, Case, Counts, counted, merge_counts
+from fairflare.core.plans.counts import LOST, MOST, Case, Counts, count_values, merge_counts
 from fairflare.exchange.messages import STATUS_OK, SiteReply, SiteTask
 from fairflare.methods.base.reports import TOO_FEW, TRAINING, Field
 from fairflare.methods.base.site_run import SiteError
@@ -70,7 +70,7 @@ def plan(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     """
     run = worker.run(request, store)
     number, *target = request.state[ASKED].tolist()
-    cases, histograms = _measured(worker, run)
+    cases, histograms = _measure_cases(worker, run)
     least = max(1, run.floor.least)
     patients = Counter(patient for patient, _ in cases)
     if len(patients) < least:
@@ -83,7 +83,7 @@ def plan(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     counts_by_name = {
         f"{kind}_{axis}": counts
         for kind in KINDS[int(number)]
-        for axis, counts in enumerate(counted(every, kind, target))
+        for axis, counts in enumerate(count_values(every, kind, target))
     }
     report: dict[str, Any] = {CASES: len(every)}
     if run.device.type == "cuda":
@@ -104,7 +104,7 @@ def plan(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     return SiteReply(STATUS_OK, report=report)
 
 
-def _measured(worker: SiteWorker, run: Any) -> tuple[list[tuple[Hashable, Case]], np.ndarray[Any, Any]]:
+def _measure_cases(worker: SiteWorker, run: Any) -> tuple[list[tuple[Hashable, Case]], np.ndarray[Any, Any]]:
     """Return patient and fingerprint of each training case, and the sums of the CT channels' histograms, flat."""
     if not hasattr(run.data, "fingerprints"):
         raise SiteError(f"site {run.site!r}: a plan needs whole volumes with masks; its data are of another kind")

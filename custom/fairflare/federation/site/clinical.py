@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fairflare.base.cases.sampling import numbered
+from fairflare.base.cases.sampling import number_cases
 from fairflare.base.checks import refuse_if
 from fairflare.core.statistics.areas import ALL, OPERATING, delong, threshold
 from fairflare.core.statistics.group_metrics import metrics_of, positives
@@ -144,7 +144,9 @@ class ClinicalTable:
 def table_of(task: Task, model: torch.nn.Module, data: SiteData, device: torch.device) -> ClinicalTable:
     """Return classes and probabilities of a site's test and validation images, for a task with one class an image."""
     outcomes: dict[str, Any] = {split: task.outcomes(model, data, split, device) for split in ("test", "validation")}
-    splits = {split: (*arrays, numbered(len(arrays[0]), data.cases(split))[1]) for split, arrays in outcomes.items()}
+    splits = {
+        split: (*arrays, number_cases(len(arrays[0]), data.cases(split))[1]) for split, arrays in outcomes.items()
+    }
     return ClinicalTable(splits, data.annotated)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fairflare.base.cases.census import Census, annotated_by_labels
+from fairflare.base.cases.census import Census, infer_annotated
 from fairflare.base.cases.floor import Floor
 from fairflare.base.site_data import UNLABELLED
 from fairflare.base.task import SPLIT_GLOBAL, SiteData, Task
@@ -72,7 +72,7 @@ def labels_of(task: Task, data: SiteData, sends_classes: bool, floor: Floor) -> 
     facts: dict[str, Any] = {} if data.annotated is None else {ANNOTATED: [names[k] for k in data.annotated]}
     if data.channels is not None and task.channels:
         facts[CHANNELS] = [task.channels[number] for number in data.channels]
-    measured = measured_in(data, floor)
+    measured = find_measurable(data, floor)
     if measured is not None and sends_classes:
         facts[MEASURED] = [names[k] for k in measured]
     marks = [data.marks(split) for split in ("training", "validation", *data.test_splits) if split != SPLIT_GLOBAL]
@@ -83,13 +83,13 @@ def labels_of(task: Task, data: SiteData, sends_classes: bool, floor: Floor) -> 
         if sends_classes
         else {}
     )
-    shown = annotated_by_labels(data.known, [k for k, name in enumerate(names) if name in counts], len(names))
+    shown = infer_annotated(data.known, [k for k, name in enumerate(names) if name in counts], len(names))
     if shown is not None:
         facts.setdefault(ANNOTATED, [names[k] for k in shown])
     return {**facts, MARKED: list(counts), MARKED_CASES: list(counts.values())}
 
 
-def measured_in(data: SiteData, floor: Floor) -> tuple[int, ...] | None:
+def find_measurable(data: SiteData, floor: Floor) -> tuple[int, ...] | None:
     """Return the findings that can be measured: in validation and in test enough cases have, and enough lack, them.
 
     For structures, return those that enough cases mark in both splits. Return ``None`` if all are measured, or the data

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fairflare.base.aspect import GROUPS, refusals
-from fairflare.base.cases.resampling import seeded
-from fairflare.base.cases.sampling import numbered
+from fairflare.base.cases.resampling import seed_generator
+from fairflare.base.cases.sampling import number_cases
 from fairflare.base.checks import refuse_if
 from fairflare.core.statistics.group_sums import (
     BRIER,
@@ -181,8 +181,8 @@ class GroupTable:
         if not by_class:
             out = (CELLS, CONFUSION, HISTOGRAM) if labels is not None else (DICE,) if scores.shape[1] > 1 else ()
             wanted = [name for name in wanted if name not in out]
-        count, whose = numbered(len(self.cases), self.cases)
-        part_of = (seeded(self.site, count).permutation(count) % FOLDS)[whose]
+        count, whose = number_cases(len(self.cases), self.cases)
+        part_of = (seed_generator(self.site, count).permutation(count) % FOLDS)[whose]
         largest = max(int(np.prod(form[name])) for name in wanted) * len(self.names) * FOLDS
         folds = 1 if least > 1 or largest > MAX_ENTRIES else most
         rows: dict[str, list[Array]] = {name: [] for name in wanted}

@@ -9,7 +9,7 @@ from re import Pattern
 from typing import Any
 
 from fairflare import __version__
-from fairflare.base.checks import MAX_SAMPLES, first_of, gathered, is_number, printable, refuse_if
+from fairflare.base.checks import MAX_SAMPLES, first_of, group_by_key, is_number, printable, refuse_if
 from fairflare.base.site_data import UNLABELLED
 from fairflare.base.task import Metric
 from fairflare.core.cells import SUPPRESSED as WITHHELD
@@ -27,7 +27,7 @@ from fairflare.methods.base.reports import (
     Field,
     ReportError,
     read_report,
-    shortened,
+    shorten_value,
 )
 from fairflare.methods.parts.consistency import SHARE, WITHOUT_LABELS
 from fairflare.privacy.policy import EPSILON, LAST_LINE, PRIVACY
@@ -158,16 +158,16 @@ def read_head(site: str, message: Message, current_round: int) -> Mapping[str, A
     """
     meta = message.meta
     if not isinstance(meta, Mapping):
-        raise ReportError(f"site {site!r}: the message carries no fairflare part, got {shortened(meta)}")
+        raise ReportError(f"site {site!r}: the message carries no fairflare part, got {shorten_value(meta)}")
     version, status, reason, answered = *map(meta.get, ("version", "status", "reason")), message.current_round
     ready = isinstance(status, str) and status == STATUS_OK
     text = printable(reason) if isinstance(reason, str) and reason.strip() else ""
     if problem := first_of({
-        f"site {site!r} answers with fairflare {shortened(version)}, the server has {__version__}":
+        f"site {site!r} answers with fairflare {shorten_value(version)}, the server has {__version__}":
             not isinstance(version, str) or not same_version(version),
-        _quoted(site, text): not ready and bool(text),
-        f"site {site!r}: field 'status' must be {STATUS_OK!r}, got {shortened(status)}": not ready,
-        f"site {site!r} answered for round {shortened(answered)}, asked for round {current_round}":
+        _quote(site, text): not ready and bool(text),
+        f"site {site!r}: field 'status' must be {STATUS_OK!r}, got {shorten_value(status)}": not ready,
+        f"site {site!r} answered for round {shorten_value(answered)}, asked for round {current_round}":
             answered is not None and not (isinstance(answered, int) and answered == current_round),
     }):  # fmt: skip
         raise ReportError(problem)
@@ -190,13 +190,13 @@ def read_stats(site: str, meta: Mapping[str, Any], primary: Metric | None = None
     values = read_report(meta.get("stats"), fields, site, "stats")
     last = values[LAST_LINE]
     refuse_if(site, {
-        f"field {LAST_LINE!r} must be the 64 digits of a SHA-256, got {shortened(last)}":
+        f"field {LAST_LINE!r} must be the 64 digits of a SHA-256, got {shorten_value(last)}":
             last is not None and not SHA256.fullmatch(last),
     })  # fmt: skip
     return values
 
 
-def suppressed_in(stats: Mapping[str, Any], what: str) -> list[str]:
+def list_suppressed(stats: Mapping[str, Any], what: str) -> list[str]:
     """Return the names of the values that a site withholds because of too few cases, from its reply's ``stats``.
 
     ``what`` is the prefix of the part of the reply that is meant, such as :data:`IN_REPORT`.
@@ -222,7 +222,7 @@ def read_metrics(
     """
     sent = [] if rows is None else rows
     refuse_if(site, {
-        f"metrics must be a list of at most {MAX_METRICS} cells, got {shortened(sent)}":
+        f"metrics must be a list of at most {MAX_METRICS} cells, got {shorten_value(sent)}":
             not isinstance(sent, list) or len(sent) > MAX_METRICS or not all(isinstance(row, Mapping) for row in sent),
     })  # fmt: skip
     columns = [[row.get(column) for column in CELL] for row in sent]
@@ -230,17 +230,17 @@ def read_metrics(
     odd = [n for n in names if not isinstance(n, str) or len(n) > MAX_TEXT or not METRIC_NAME.fullmatch(n)]
     size = sum(len(str(name)) for name in names)
     refuse_if(site, {
-        f"a metric is called {shortened(next(iter(odd), ''))}; a name has letters, digits, '_', '/', '.' and '-', at "
-        f"most {MAX_TEXT}": bool(odd),
+        f"a metric is called {shorten_value(next(iter(odd), ''))}; a name has letters, digits, '_', '/', '.' and '-', "
+        f"at most {MAX_TEXT}": bool(odd),
         f"the names of its metrics have {size} characters, more than {MAX_NAMES}": size > MAX_NAMES,
     })  # fmt: skip
     cells: dict[tuple[str, str], Cell] = {}
     for name, split, value, reason in columns:
-        metric, shown, missing = declared_as(name, declared), shortened(value), value is None
+        metric, shown, missing = declared_as(name, declared), shorten_value(value), value is None
         refuse_if(site, {
             f"metric {name!r} was measured on {split!r}, which nobody asked for": not splits.fullmatch(split),
             f"metric {name!r} comes twice": (split, name) in cells,
-            f"metric {name!r} has an unknown reason, {shortened(reason)}":
+            f"metric {name!r} has an unknown reason, {shorten_value(reason)}":
                 reason is not None and not (isinstance(reason, str) and reason in (UNDEFINED, WITHHELD)),
             f"metric {name!r} must be a finite number or a reason, got {shown}": missing == (reason is None),
             f"metric {name!r} must be a finite number, got {shown}": not missing and not is_number(value),
@@ -258,20 +258,22 @@ def read_metrics(
     return [] if empty else list(cells.values())
 
 
-def named(site: str, reason: str) -> str:
+def name_site_in_reason(site: str, reason: str) -> str:
     """Return a site's reason with the name of the site in front, unless it begins with that name already."""
     return reason if reason.startswith(f"site {site!r}") else f"site {site!r}: {reason}"
 
 
-def _quoted(site: str, words: str) -> str:
+def _quote(site: str, words: str) -> str:
     """Return a site's reason; where it names another site, mark it as a quotation of this site's words."""
     others = {*re.findall(r"site '([^']*)'", words)} - {site}
-    return f"site {site!r} says: {words.removeprefix(f'site {site!r}: ')}" if others else named(site, words)
+    return (
+        f"site {site!r} says: {words.removeprefix(f'site {site!r}: ')}" if others else name_site_in_reason(site, words)
+    )
 
 
 def reasons(left_out: Iterable[tuple[str, str]]) -> str:
     """Return one line with the sites that are left out and their reasons; sites with the same reason share one."""
-    alike = gathered((why.removeprefix(f"site {site!r}: "), (site, why)) for site, why in sorted(left_out))
+    alike = group_by_key((why.removeprefix(f"site {site!r}: "), (site, why)) for site, why in sorted(left_out))
     texts = []
     for why, sites_and_texts in alike.items():
         site, text = sites_and_texts[0]

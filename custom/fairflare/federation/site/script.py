@@ -26,7 +26,7 @@ from fairflare.exchange.messages import SiteReply, SiteTask
 from fairflare.federation.site.site_state import SENT
 from fairflare.federation.site.worker import SiteWorker
 from fairflare.methods.base.catalog import all_methods
-from fairflare.methods.base.home import tuned_part
+from fairflare.methods.base.home import choose_tuned_part
 from fairflare.methods.base.local_loop import LocalLoop, Trained, check_finite
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun
 
@@ -102,7 +102,7 @@ class _Lent:
         return getattr(self.training, name)
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        if part := tuned_part(self.training.personalise):
+        if part := choose_tuned_part(self.training.personalise):
             raise SiteError(
                 f"site {run.site!r}: personalise=finetune:{part} is done by FairFlare's own training loop, and a "
                 "script's trains here; leave it out"

@@ -12,7 +12,7 @@ from fairflare.base.own_errors import describe_error, lacking_package
 from fairflare.base.task import Task
 from fairflare.core.features.adapting import load_weights, network_of
 from fairflare.exchange.messages import SiteTask
-from fairflare.exchange.sent_tensors import ALL, SentTensors, seeded
+from fairflare.exchange.sent_tensors import ALL, SentTensors, call_seeded
 from fairflare.methods.base.site_run import SiteError
 
 Terms = tuple[str, tuple[str, ...], int, str]  # the fields exchange, makes, seed and rest of a SiteTask
@@ -95,7 +95,7 @@ class SiteNetwork:
         if exchange == ALL:
             return self.computing.apply(network_of(task).to(self.device), self.device)
         try:
-            model: torch.nn.Module = seeded(lambda: load_weights(task, self.weights), seed)
+            model: torch.nn.Module = call_seeded(lambda: load_weights(task, self.weights), seed)
         except (MemoryError, torch.cuda.OutOfMemoryError):
             raise
         except Exception as error:

@@ -16,7 +16,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from fairflare.base.disk.files import append, private_folder, remove_partials, safe_name
-from fairflare.base.disk.locks import Held, locked
+from fairflare.base.disk.locks import Held, hold_lock
 from fairflare.exchange.messages import TASK_VALIDATE, SiteReply, SiteTask, encode_reply
 from fairflare.exchange.sent_tensors import fingerprint
 from fairflare.methods.base.site_run import SiteError, SiteStore
@@ -74,7 +74,7 @@ class SiteFolder:
         self.folder = folder
 
     def store(self, run: str = "") -> SiteStore:
-        """Return the store of a run without locking it, for reading only; :meth:`opened` locks it.
+        """Return the store of a run without locking it, for reading only; :meth:`open_store` locks it.
 
         Raises:
             SiteError: the run's id cannot be a folder's name.
@@ -85,7 +85,7 @@ class SiteFolder:
             raise SiteError(f"site {self.site!r}: the server's id of the run is not usable: {error}") from error
 
     @contextmanager
-    def opened(self, request: SiteTask) -> Iterator[SiteStore]:
+    def open_store(self, request: SiteTask) -> Iterator[SiteStore]:
         """Lock a run's folder for one task, and return the run's store as a context.
 
         In the context the scratch folder is empty, and files that killed processes left are removed.
@@ -98,7 +98,7 @@ class SiteFolder:
         store = self.store(request.run)
         holder = f"process {os.getpid()} ({request.name}, round {request.current_round})"
         try:
-            with locked(store.folder / LOCK, holder, LOCK_WAIT):
+            with hold_lock(store.folder / LOCK, holder, LOCK_WAIT):
                 private_folder(self.folder)
                 self._tidy(store)
                 private_folder(store.scratch)
@@ -135,7 +135,7 @@ class SiteFolder:
             if surplus <= 0:
                 return
             try:
-                with locked(path / LOCK, f"process {os.getpid()} (removing it)"):
+                with hold_lock(path / LOCK, f"process {os.getpid()} (removing it)"):
                     # Rename first: a folder that is removed only in part must not be taken for a run.
                     gone = path.replace(path.with_name(f".{path.name}{_GONE}"))
             except Held:

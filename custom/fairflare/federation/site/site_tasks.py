@@ -94,7 +94,7 @@ def _lists(data: SiteData) -> str:
 
 def train(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     """Perform ``train``: measure the received model on the validation split, train it, and report."""
-    if again := sums.answered(worker, request, store):
+    if again := sums.repeat_answer(worker, request, store):
         worker.run(request, store)  # opens the data, which the gate looks at
         return again
     try:
@@ -105,7 +105,7 @@ def train(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
             write_whole(lists, lambda path: path.write_text(_lists(run.data), "utf-8"))
         home = worker.training.home
         received = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-        model.load_state_dict(home.measured(run, received))
+        model.load_state_dict(home.choose_measured_model(run, received))
         metrics = run.metrics = worker.evaluate(model, run, "validation")
         model.load_state_dict(received)
         training = ClassifierRetraining.choose(worker.training, run.directives)
@@ -181,7 +181,7 @@ def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
     """Perform ``validate``: measure the received model on the site's test splits."""
     run, model = worker.open(request, store)
     if not request.as_sent:
-        model.load_state_dict(worker.training.home.measured(run, model.state_dict()))
+        model.load_state_dict(worker.training.home.choose_measured_model(run, model.state_dict()))
     metrics = make_cells(worker.evaluate(model, run, SPLIT_TEST), SPLIT_TEST)
     if worker.private is not None:  # further measurements would not be counted in the privacy ledger
         return SiteReply(STATUS_OK, metrics=metrics, num_samples=run.data.num_samples("test"))

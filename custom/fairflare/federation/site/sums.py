@@ -17,7 +17,7 @@ import torch
 from pydantic import Field
 
 from fairflare.base.cases.floor import Floor
-from fairflare.base.checks import first_of, listed
+from fairflare.base.checks import first_of, list_names
 from fairflare.core.aggregation.updates import squared_norms
 from fairflare.core.cells import Cell
 from fairflare.core.features.batch_norms import MEAN, VARIANCE
@@ -65,7 +65,7 @@ def check_asked(worker: SiteWorker, request: SiteTask) -> None:
         raise SumRefused(worker.site, f"its own file has secure={sums_only}, the run has not; {remedy}")
 
 
-def answered(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply | None:
+def repeat_answer(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply | None:
     """Return the answer to ``train`` that the site gave before, where a resumed job asks about the same model again.
 
     Only the same numbers may be summed again: from two sums with other numbers of a site their difference could be
@@ -153,13 +153,13 @@ def keys(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     site_keys, run = _keys(worker), request.sums.get(RUN)
     if HELLOS not in request.sums:
         return SiteReply(STATUS_OK, report=site_keys.hello(run))
-    site_keys.agree(run, _listed(worker, request, HELLOS, Mapping))
+    site_keys.agree(run, _read_list(worker, request, HELLOS, Mapping))
     return SiteReply(STATUS_OK)
 
 
 def mask(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     """Perform ``mask``: send the site's weighted numbers under masks that cancel only in the sum of all sites."""
-    asked, number = list(_asked(worker, request)), request.current_round
+    asked, number = list(_read_questions(worker, request)), request.current_round
     stored = (
         store.load_at(
             next(
@@ -195,16 +195,17 @@ def mask(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
         need(not problem, SumRefused(worker.site, f"sum {question.label!r} of round {number}: {problem}"))
         # Each part has its own weight: a common one would open the numbers of a class that only one site has.
         layout = SumLayout.make(update := stored[question.vectors], layers_of(update) if part or len(row) > 1 else None)
-        vectors[question.label], clipped = log.masked(question, pairs, layout, update)
+        vectors[question.label], clipped = log.mask_update(question, pairs, layout, update)
         saturated += clipped
     return SiteReply(STATUS_OK, update=vectors, report={SATURATED: saturated})
 
 
 def release(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     """Perform ``release``: send the keys of the site's own masks, after the vectors of all members have arrived."""
-    present = _listed(worker, request, PRESENT, str)
+    present = _read_list(worker, request, PRESENT, str)
     return SiteReply(STATUS_OK, report={
-        question.label: log.release(question, pairs, present) for log, question, pairs in _asked(worker, request)
+        question.label: log.release(question, pairs, present)
+        for log, question, pairs in _read_questions(worker, request)
     })  # fmt: skip
 
 
@@ -215,24 +216,24 @@ def _keys(worker: SiteWorker) -> SiteKeys:
     pins = _own(worker, "secure_pins", {}, dict[str, str])
     startup = worker.startup
     files = {name: (startup / name).read_bytes() for name in KIT if startup and (startup / name).is_file()}
-    whole, lacking = len(files) == len(KIT), listed([name for name in KIT if name not in files])
+    whole, lacking = len(files) == len(KIT), list_names([name for name in KIT if name not in files])
     why = f"its startup kit lacks {lacking}, so nobody would sign; bring it back, or take secure_pins out"
     need(whole or not (files or pins), SumRefused(worker.site, why))
     kit = Kit(files[KIT[0]], files[KIT[1]], files[KIT[2]], pins) if whole else None
     return SiteKeys(worker.site, worker.state.folder, kit)
 
 
-def _asked(worker: SiteWorker, request: SiteTask) -> Iterator[tuple[SumLog, SumAsked, Pairs]]:
+def _read_questions(worker: SiteWorker, request: SiteTask) -> Iterator[tuple[SumLog, SumAsked, Pairs]]:
     limits = Limits(
         _own(worker, "secure_max_weight", Limits().max_weight, Most),
         _own(worker, "secure_max_exposure", Limits().max_exposure, Most),
     )
-    parts = _listed(worker, request, PARTS, dict) if PARTS in request.sums else []
+    parts = _read_list(worker, request, PARTS, dict) if PARTS in request.sums else []
     why = f"its own file has secure={OF_ALL}, and sums are opened in groups of sites now"
     need(not parts or _secure(worker) != OF_ALL, SumRefused(worker.site, why))
     log = SumLog(worker.site, worker.state.folder, request.experiment or request.run, limits, parts)
     pairs = _keys(worker).pairs(request.sums.get(RUN))
-    questions = [SumAsked.read(worker.site, plain) for plain in _listed(worker, request, QUESTIONS, Mapping)]
+    questions = [SumAsked.read(worker.site, plain) for plain in _read_list(worker, request, QUESTIONS, Mapping)]
     for question in (
         question_of_part for question_of_part in questions if not parts or worker.site in question_of_part.table
     ):
@@ -241,7 +242,7 @@ def _asked(worker: SiteWorker, request: SiteTask) -> Iterator[tuple[SumLog, SumA
         yield log, question, pairs
 
 
-def _listed(worker: SiteWorker, request: SiteTask, name: str, kind: type) -> list[Any]:
+def _read_list(worker: SiteWorker, request: SiteTask, name: str, kind: type) -> list[Any]:
     """Return a list in the server's task; refuse another value, and an empty list."""
     value = request.sums.get(name)
     if not (isinstance(value, list) and value and all(isinstance(one, kind) for one in value)):

@@ -25,7 +25,7 @@ import torch
 from fairflare.base.aspect import SUMS
 from fairflare.base.cases.floor import Floor, ShownRecords
 from fairflare.base.machine.computing import NoSuchForm
-from fairflare.base.machine.memory_reuse import reused_memory
+from fairflare.base.machine.memory_reuse import reuse_memory
 from fairflare.base.own_errors import describe_error, lacking_package
 from fairflare.base.settings import NonNegative, PositiveInt
 from fairflare.base.site_data import UNLABELLED, VALIDATION_PATCHES
@@ -44,7 +44,7 @@ from fairflare.exchange.messages import (
     SiteReply,
     SiteTask,
 )
-from fairflare.federation.site.facts import measured_in
+from fairflare.federation.site.facts import find_measurable
 from fairflare.federation.site.gate import METRICS_BY_CLASS, MIN_CASES, TRAINS_BELOW, Gate, safely_named
 from fairflare.federation.site.site_file import (
     DECODED,
@@ -181,7 +181,7 @@ class SiteWorker:
         if self.threads is not None:  # set before each task: another site in this process may have set its own number
             torch.set_num_threads(self.threads)
         try:
-            with reused_memory(self.device.type), stoppable(should_stop), self.computing.enforce():
+            with reuse_memory(self.device.type), stoppable(should_stop), self.computing.enforce():
                 reply = self._perform(request)
                 self._keep_home(request, reply)
         except (torch.cuda.OutOfMemoryError, MemoryError) as e:
@@ -239,7 +239,7 @@ class SiteWorker:
         keeps = request.name != TASK_VALIDATE or self.has_its_own(request) or (request.sums and request.groups)
         if request.name == TASK_CHECK or not keeps:
             return do(self, request, self.state.store(request.run))  # without a lock: this task saves nothing
-        with self.state.opened(request) as store:
+        with self.state.open_store(request) as store:
             reply = do(self, request, store)
         if store.lost:
             reply.stats["state_lost"] = "; ".join(store.lost)[:MAX_TEXT]
@@ -269,7 +269,7 @@ class SiteWorker:
         Metrics that the server would refuse after a round of training are refused here, before the training.
         """
         if self.private is not None:
-            return self.private.measured(run, model, split)
+            return self.private.measure(run, model, split)
         # A site without labels has nothing to measure; the gate says so.
         if UNLABELLED in run.data.lists and not run.data.num_samples(split):
             return dict.fromkeys((self.task.primary_metric, LOSS.name), math.nan)
@@ -321,7 +321,7 @@ class SiteWorker:
                 of_task.setdefault(DECODED, str(self.decoded.absolute()))
             opened = self.task.open_site(self.site, of_task)
             self.task, self._data = self.task.suited_to(opened), opened
-            measured = None if self.private else measured_in(opened, Floor(opened, self._floor(request)))
+            measured = None if self.private else find_measurable(opened, Floor(opened, self._floor(request)))
             self.task = self.task.annotating(measured) if measured else self.task
             log.info("site %s: %s", self.site, opened.description)
         return SiteRun(

@@ -80,7 +80,7 @@ def make_job(plan: Plan, name: str, packaging: str, *, isolate: bool = False) ->
     settings = {key: getattr(plan.run, key) for key in field_names(type(plan.run))}
     training = plan.training if plan.script is not None else None
     if plan.run.initial_ckpt:
-        settings["initial_ckpt"] = _carried(plan.run.initial_ckpt, packaging, job)
+        settings["initial_ckpt"] = _carry_checkpoint(plan.run.initial_ckpt, packaging, job)
     job.to_server(RoundsController(task=plan.task, rule=plan.rule, training=training, **settings), id="rounds")
     job.to_server(TensorBoard(), id=TENSORBOARD)
     job.to_server(RunModels(), id=PERSISTOR)
@@ -105,7 +105,7 @@ def script_executor(script: Script, packaging: str) -> ClientAPIExecutor:
     return ClientAPIExecutor("external_process", command=command, shutdown_timeout=SCRIPT_END, **formats)
 
 
-def _carried(checkpoint: str, packaging: str, job: FedJob) -> str:
+def _carry_checkpoint(checkpoint: str, packaging: str, job: FedJob) -> str:
     """Return the path of an initial checkpoint as it stands in the job.
 
     By FLARE's rule an absolute path is a path at the server, and any other path is a local file that the job carries.

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origi
 
 from fairflare.base.aspect import COPIED
 from fairflare.base.checks import nearest
-from fairflare.base.described import described, meanings, typed
+from fairflare.base.described import describe_settings, format_setting, meanings
 from fairflare.base.settings import Part, choices, field_names
 from fairflare.federation.plan.papers import papers_of
 from fairflare.federation.plan.plan import make_plan
@@ -151,13 +151,13 @@ def _settings(quick: Any, paper: Any) -> Iterator[tuple[str, inspect.Parameter, 
     """
     cls = type(quick)
     hints = get_type_hints(cls, include_extras=True)
-    for setting in described(cls):
+    for setting in describe_settings(cls):
         sentence = setting.meaning.rstrip(".").replace("`", "``")
         if setting.only:
             part, _, name = setting.name.partition(".")
             having = [kind for kind in choices(hints[part]).values() if name in field_names(kind)]
             kinds = [_plain_type(get_type_hints(kind, include_extras=True)[name]) for kind in having]
-            meaning = f"{sentence}; with {setting.only}, default ``{typed(setting.default)}``."
+            meaning = f"{sentence}; with {setting.only}, default ``{format_setting(setting.default)}``."
             yield setting.name, _parameter(setting.name, reduce(or_, [*kinds, None]), None), meaning
             continue
         default, usual = _plain(getattr(quick, setting.name)), _plain(getattr(paper, setting.name))

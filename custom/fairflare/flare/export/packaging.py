@@ -13,7 +13,7 @@ from fairflare.methods.base.catalog import get_method, method_of
 PACKAGINGS = ("task_file", "preinstalled", "bundle")
 
 
-def packaged(request: RunRequest, packaging: str) -> RunRequest:
+def package_request(request: RunRequest, packaging: str) -> RunRequest:
     """Return a request as a job of this packaging has it: a ``"preinstalled"`` one bounds what a site can do.
 
     Raises:
@@ -29,9 +29,9 @@ def packaged(request: RunRequest, packaging: str) -> RunRequest:
     by_name = chosen.preinstalled if request.rule is None and request.training is None else {}
     settings = {**FOR_HOSPITALS, **by_name, **bounds, **request.settings}
     if request.monai_bundle is not None:
-        from fairflare.tasks.bundle import sealed_settings
+        from fairflare.tasks.bundle import seal_settings
 
         configs = settings.get("bundle_configs", ["train"])
-        settings |= sealed_settings(Path(request.monai_bundle).expanduser(), configs)
+        settings |= seal_settings(Path(request.monai_bundle).expanduser(), configs)
     options = {name: value for name, value in request.options.items() if name not in FOR_HOSPITALS}
     return replace(request, settings=settings, options=options)

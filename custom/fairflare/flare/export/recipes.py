@@ -14,7 +14,7 @@ from fairflare.federation.plan.request import RunRequest
 from fairflare.federation.plan.run_settings import RunSettings, usual_waits
 from fairflare.federation.plan.task_files import BUNDLE_TASK, TASKS_BY_KIND, check_carried
 from fairflare.flare.export.job import PERSISTOR, TENSORBOARD, JobRecipe, make_job
-from fairflare.flare.export.packaging import packaged
+from fairflare.flare.export.packaging import package_request
 from fairflare.flare.stock_tasks import SUBMIT_MODEL
 from fairflare.flare.tracking import TensorBoard
 from fairflare.methods.base.catalog import file_of
@@ -105,7 +105,7 @@ class FairRecipe(JobRecipe):
             small=small, paper=paper, train_like=train_like, task_file=task_file, monai_bundle=monai_bundle,
             **{"label": name, "num_rounds": num_rounds, **options},
         )  # fmt: skip
-        self._define(plan_run(packaged(request, packaging)), packaging, name, isolate=isolate)
+        self._define(plan_run(package_request(request, packaging)), packaging, name, isolate=isolate)
 
     @classmethod
     def make(cls, plan: Plan, packaging: str = "task_file") -> FairRecipe:

@@ -131,7 +131,7 @@ class Turns:
 
     def __call__(self, request: Any) -> Any:
         """Return the answer to a request for a piece, or a future of the answer if the request has to wait."""
-        key, size = self._asked(request)
+        key, size = self._read_request(request)
         with self._changed:
             if self._out.pop(key, None):
                 self._changed.notify()
@@ -144,7 +144,7 @@ class Turns:
                     self._changed.notify()
                     return answer
                 self._out[key] = size, self.clock() + self.patience
-        return self._served(request, size)
+        return self._serve(request, size)
 
     def close(self) -> None:
         """Serve all waiting requests for pieces of models, and from now on serve every request at once."""
@@ -153,7 +153,7 @@ class Turns:
             self._changed.notify()
         self._thread.join(LONGEST_WAIT)
 
-    def _asked(self, request: Any) -> tuple[_Key, int]:
+    def _read_request(self, request: Any) -> tuple[_Key, int]:
         """Return the key of a request (site, model), and the bytes of its piece; 0: no piece of a registered model."""
         payload = request.payload if isinstance(request.payload, Mapping) else {}
         ref = str(payload.get("ref_id"))
@@ -169,7 +169,7 @@ class Turns:
     def _fits(self, size: int) -> bool:
         return not self._out or sum(bytes_ for bytes_, _ in self._out.values()) + size <= self.under_way
 
-    def _served(self, request: Any, size: int) -> Any:
+    def _serve(self, request: Any, size: int) -> Any:
         with self._changed:
             self._sent += size
             due = self._sent >= BEHIND
@@ -190,7 +190,7 @@ class Turns:
                     transfer = self._next()
             request, size, _, answer = transfer
             try:
-                answer.set_result(self._served(request, size))
+                answer.set_result(self._serve(request, size))
             except Exception as error:
                 answer.set_exception(error)
 

@@ -18,9 +18,9 @@ from types import ModuleType
 from typing import Any, Literal, get_args
 
 import fairflare.methods
-from fairflare.base.checks import listed, unknown
+from fairflare.base.checks import list_names, unknown
 from fairflare.base.machine.one_run import belonging_to
-from fairflare.base.plugins import loaded
+from fairflare.base.plugins import load_object
 from fairflare.base.settings import build, field_names, hints_of
 from fairflare.methods.base.reports import Field
 from fairflare.methods.base.rule import Rule, TwoPhase, anchor_fields
@@ -121,7 +121,7 @@ class Method:
             hints = {k: v for k, v in inspect.get_annotations(cls).items() if "ClassVar" not in str(v) and k[0] != "_"}
             if vain := sorted(hints.keys() - {*field_names(cls)}):
                 raise TypeError(
-                    f"{cls.__name__}: @settings is missing above the class, so {listed(vain)} would be ignored"
+                    f"{cls.__name__}: @settings is missing above the class, so {list_names(vain)} would be ignored"
                 )
 
 
@@ -145,7 +145,7 @@ def all_methods() -> dict[str, Method]:
     The methods are those that a module of :mod:`fairflare.methods` lists in ``METHODS``, and those of installed
     packages with an entry point of the group ``fairflare.methods``.
     """
-    return {name: method for name, (method, _) in _listed().items()}
+    return {name: method for name, (method, _) in _list_methods().items()}
 
 
 def fields_of(training: type) -> dict[str, Field]:
@@ -163,7 +163,7 @@ def fields_of(training: type) -> dict[str, Field]:
 
 def page_of(name: str) -> str | None:
     """Return the name of a method's page in ``docs``, without ``.md``, or ``None`` if the method has no page."""
-    method, module = _listed()[name]
+    method, module = _list_methods()[name]
     return module if method.page == "" else method.page
 
 
@@ -172,7 +172,7 @@ def plugin_of(method: Method) -> str | None:
     return next((package for known, package in _plugins() if known is method), None)
 
 
-def _listed() -> dict[str, tuple[Method, str | None]]:
+def _list_methods() -> dict[str, tuple[Method, str | None]]:
     """Return all methods by name, each with the FairFlare module that lists it; ``None`` for a plugin's method."""
     listed: dict[str, tuple[Method, str | None]] = {}
     for info in pkgutil.iter_modules(fairflare.methods.__path__):
@@ -197,13 +197,13 @@ def _plugins() -> list[tuple[Method, str]]:
     offered: list[tuple[Method, str]] = []
     for point in sorted(entry_points(group=PLUGINS), key=lambda point: (point.name, point.value)):
         try:
-            offered += [(method, point.module.partition(".")[0]) for method in _checked(loaded(point))]
+            offered += [(method, point.module.partition(".")[0]) for method in _check_methods(load_object(point))]
         except (Exception, SystemExit) as error:  # importing another package may raise any exception
             _tell(f"plugin {point.name} = {point.value} is left out: {type(error).__name__}: {error}")
     return offered
 
 
-def _checked(brought: Any) -> list[Method]:
+def _check_methods(brought: Any) -> list[Method]:
     """Return the methods of a module with ``METHODS``, of a list of methods, or of a single one.
 
     Raises:
@@ -240,7 +240,7 @@ def add_file(path: str | os.PathLike[str]) -> list[str]:
     importlib.invalidate_caches()
     with belonging_to(f"method file {file}"):
         try:
-            methods = _checked(importlib.import_module(file.stem))
+            methods = _check_methods(importlib.import_module(file.stem))
         except Exception as error:
             sys.modules.pop(file.stem, None)
             raise ValueError(f"method file {path} cannot be used: {type(error).__name__}: {error}") from error
@@ -250,7 +250,7 @@ def add_file(path: str | os.PathLike[str]) -> list[str]:
     return [method.name for method in methods]
 
 
-def added_files() -> list[Path]:
+def list_added_files() -> list[Path]:
     """Return the files whose methods were added to the catalog of this process."""
     return [*_FILES]
 

@@ -145,7 +145,7 @@ class HalfDone:
         moving = {name: getattr(run.own, name) for name in getattr(run.own, "moving", ())}
         value = {
             "start": self._start,
-            "model": dict(_trained(self.model)),
+            "model": dict(_list_trained(self.model)),
             "optimizer": self.optimizer.state_dict(),
             "scale": None if run.scale is None else run.scale.scaler.state_dict(),
             "skipped_steps": run.skipped_steps,
@@ -174,13 +174,13 @@ class HalfDone:
         facts = (type(training).__name__, sorted(vars(training).items(), key=str), run.seed, run.num_rounds,
                  str(run.device), run.data.num_samples("training"))  # fmt: skip
         digest.update(repr(facts).encode())
-        for name, tensor in _trained(self.model):
+        for name, tensor in _list_trained(self.model):
             digest.update(name.encode())
             digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
 
-def _trained(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def _list_trained(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Return names and tensors of a model's state that training may change: all but parameters without gradient."""
     still = {name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
     return ((name, tensor) for name, tensor in model.state_dict().items() if name not in still)

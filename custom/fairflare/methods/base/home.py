@@ -97,7 +97,7 @@ class Home:
         like = {name: received[name] for name in self.stays(model) if name in received}
         return {**received, **((like and last_kept(run, PARTS, like)) or {})}
 
-    def measured(self, run: SiteRun, state: State) -> State:
+    def choose_measured_model(self, run: SiteRun, state: State) -> State:
         """Return the model whose metrics the site reports, given ``state``, the model that :meth:`begin` returned."""
         return state
 
@@ -143,7 +143,7 @@ class OwnModel(Home, ABC):
         Args:
             run: the present task; its round directly follows the round in which ``last`` was trained.
             last: the site's model as :meth:`hand_in` returned it in that round, without the tensors that stay.
-            download: entries that the server sent, in the form of :func:`fairflare.core.aggregation.entries.packed`.
+            download: entries that were sent, as :func:`fairflare.core.aggregation.entries.pack_entries` forms them.
             entry: the entry of the directive ``download`` for this site.
         """
 
@@ -176,7 +176,7 @@ class OwnModel(Home, ABC):
         return dict(update)
 
 
-def tuned_part(personalise: str) -> str:
+def choose_tuned_part(personalise: str) -> str:
     """Return which part of the common model each site fine-tunes after the rounds; empty if none."""
     return (personalise.partition(":")[2] or HEAD) if personalise.startswith(FINETUNE) else ""
 

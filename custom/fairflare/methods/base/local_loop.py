@@ -103,7 +103,7 @@ def make_optimizer(
     return kind(params, betas=training.betas, **common)
 
 
-def continued_optimizer(
+def continue_optimizer(
     training: LocalTraining, run: SiteRun, model: torch.nn.Module, moments: str
 ) -> torch.optim.Optimizer:
     """Return a round's optimizer: its rate is the round's; its moments are the last round's, if the half keeps them.
@@ -170,7 +170,7 @@ class LocalLoop:
     @all_records()
     def _train(self) -> Trained:
         training, run = self.half, self.run
-        optimizer = self.optimizer = continued_optimizer(training, run, self.model, MOMENTS)
+        optimizer = self.optimizer = continue_optimizer(training, run, self.model, MOMENTS)
         progress = HalfDone(training, run, self.model, optimizer)
         position = progress.resume()
         try:
@@ -270,7 +270,7 @@ class LocalLoop:
             run.skipped_steps += 1
             return overflow.loss
         if run.unlabelled is not None:
-            run.unlabelled.stepped(self.model)
+            run.unlabelled.update_teacher(self.model)
         return loss
 
     def _check_losses(self, total: torch.Tensor | float, step: int) -> None:

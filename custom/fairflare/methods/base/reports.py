@@ -186,10 +186,10 @@ class Field:
 
     @staticmethod
     def _wrong(site: str, where: str, wanted: str, value: Any) -> ReportError:
-        return ReportError(f"site {site!r}: field {where!r} must {wanted}, got {shortened(value)}")
+        return ReportError(f"site {site!r}: field {where!r} must {wanted}, got {shorten_value(value)}")
 
 
-def shortened(value: Any) -> str:
+def shorten_value(value: Any) -> str:
     """Return a value as printable text of at most 80 characters, for a message."""
     if isinstance(value, int) and not -(10**40) < value < 10**40:
         return "an integer of over 40 digits"  # formatting such an integer in full could take minutes
@@ -219,7 +219,7 @@ def read_report(
             raise ReportError(f"site {site!r}: the message carries no {where}")
         report = {}
     if not isinstance(report, Mapping):
-        raise ReportError(f"site {site!r}: field {where!r} must be a dict, got {shortened(report)}")
+        raise ReportError(f"site {site!r}: field {where!r} must be a dict, got {shorten_value(report)}")
     return {f.name: f.read(report, site, suppressed) for f in fields}
 
 

@@ -222,20 +222,20 @@ class Rule(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rule's state to save with the checkpoint after a round: plain values and tensors."""
-        return {name: _copied(getattr(self, f"_{name}")) for name in self._outlive}
+        return {name: _copy_nested(getattr(self, f"_{name}")) for name in self._outlive}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned."""
         checks.same_names(f"what {type(self).__name__} keeps", self._outlive, "the checkpoint", state, of="value")
         for name, value in state.items():
-            setattr(self, f"_{name}", _copied(value))
+            setattr(self, f"_{name}", _copy_nested(value))
 
 
-def _copied(value: Any) -> Any:
+def _copy_nested(value: Any) -> Any:
     """Return a copy of nested dicts and lists that shares their tensors, which are never changed in place."""
     if isinstance(value, dict):
-        return {key: _copied(entry) for key, entry in value.items()}
-    return list(map(_copied, value)) if isinstance(value, list) else value
+        return {key: _copy_nested(entry) for key, entry in value.items()}
+    return list(map(_copy_nested, value)) if isinstance(value, list) else value
 
 
 # ------------------------------------------------------------------------------------------------ capabilities

@@ -16,7 +16,7 @@ from fairflare.base.settings import BelowOne, Flag, NonNegative, Positive, Posit
 from fairflare.core import losses
 from fairflare.core.features.parts import names_in
 from fairflare.exchange.sent_tensors import check_exchange
-from fairflare.methods.base.home import KEEP, Home, tuned_part
+from fairflare.methods.base.home import KEEP, Home, choose_tuned_part
 from fairflare.methods.base.local_loop import LocalLoop, Trained
 from fairflare.methods.base.site_run import NotFinite as NotFinite
 from fairflare.methods.base.site_run import SiteError as SiteError
@@ -158,7 +158,7 @@ class LocalTraining:
         """
         if self.criterion != "task":
             class_counts(self, run)
-        if (part := tuned_part(self.personalise)) and not names_in(model, part):
+        if (part := choose_tuned_part(self.personalise)) and not names_in(model, part):
             raise SiteError(
                 f"site {run.site!r}: the network has nothing to train in its {part}, as personalise="
                 f"{self.personalise!r} asks; choose another part, such as finetune:all"

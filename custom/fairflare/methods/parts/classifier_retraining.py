@@ -32,7 +32,7 @@ def classifier_names(names: Iterable[str]) -> list[str]:
     return [name for name in names if name.startswith(CLASSIFIER)]
 
 
-def balanced_draws(targets: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def draw_balanced(targets: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Draw n of n samples with replacement, such that all classes that occur are equally likely.
 
     Args:
@@ -71,7 +71,7 @@ class _Features(Proxy):
             features, classes = (torch.cat(parts) for parts in zip(*pairs, strict=True))
             self._looked = features, classes
         features, classes = self._looked
-        for chosen in balanced_draws(classes, torch.Generator().manual_seed(shuffle_seed)).split(batch_size):
+        for chosen in draw_balanced(classes, torch.Generator().manual_seed(shuffle_seed)).split(batch_size):
             yield features[chosen], classes[chosen]
 
 

@@ -132,7 +132,7 @@ class Consistency:
         self.seen, self.sure = self.seen + len(inputs), self.sure + int(self.counts.sum())
 
     @torch.no_grad()
-    def stepped(self, model: torch.nn.Module) -> None:
+    def update_teacher(self, model: torch.nn.Module) -> None:
         """Update the mean teacher towards the trained model after a step."""
         self.steps += 1
         share = min(1 - 1 / (self.steps + 1), SMOOTHING)
@@ -192,7 +192,7 @@ class NotDrawn(Consistency):
         apart, both = (values.flatten(2).sum(2) for values in ((probabilities - target).abs(), probabilities + target))
         return torch.mean(apart / (both + 1e-5))  # as in MONAI's Dice loss, 0 if both are empty
 
-    def stepped(self, model: torch.nn.Module) -> None:
+    def update_teacher(self, model: torch.nn.Module) -> None:
         """Do nothing after a step, as the teacher stays the received model."""
 
     def state(self) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class Downloads(SendsParts):
 
     @abstractmethod
     def part(self, change: State, share: float) -> dict[str, torch.Tensor]:
-        """Return the entries of a change that a site gets; see :func:`fairflare.core.aggregation.entries.packed`."""
+        """Return the entries of a change for a site; see :func:`fairflare.core.aggregation.entries.pack_entries`."""
 
     def remember(self, inputs: RoundInputs, shares: Mapping[str, float], weights: Mapping[str, float]) -> None:
         """Store which share of this round's change each site of the round will be sent in the next round.

@@ -22,7 +22,7 @@ from fairflare.core.features.norms import norms_of
 from fairflare.core.features.parts import HEAD, only
 from fairflare.core.statistics.intervals import paired_gain
 from fairflare.exchange.sent_tensors import fingerprint
-from fairflare.methods.base.home import tuned_part
+from fairflare.methods.base.home import choose_tuned_part
 from fairflare.methods.base.local_loop import Trained
 from fairflare.methods.base.training import LocalTraining, SiteRun
 
@@ -62,7 +62,7 @@ class FineTuning(LocalTraining):
         return list(names) if self.shares else []
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
-        still = norms_of("all") if tuned_part(self.personalise) == HEAD else ()
+        still = norms_of("all") if choose_tuned_part(self.personalise) == HEAD else ()
         for module in [module for module in model.modules() if isinstance(module, still)]:
             module.eval()
 
@@ -73,7 +73,7 @@ class FineTuning(LocalTraining):
         labelled = run.data.num_samples("training") > 0
         enough = labelled and run.data.num_cases("validation") >= FEWEST and math.isfinite(before)
         store = replace(run.store, prefix=PREFIX)
-        with only(model, tuned_part(self.personalise)):
+        with only(model, choose_tuned_part(self.personalise)):
             stored = store.load_at(PROGRESS, 0)
             fresh = {  # how far the training has come, and the best model so far
                 "start": fingerprint(common), "passes": 0, "steps": 0, "losses": [], "model": common,

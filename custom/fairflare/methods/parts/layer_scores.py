@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 Scores = dict[str, dict[str, float]]  # values by site, then by layer
 
 
-def filled(known: Mapping[str, Mapping[str, float]], sites: Iterable[str], layers: Sequence[str]) -> Scores:
+def fill_scores(known: Mapping[str, Mapping[str, float]], sites: Iterable[str], layers: Sequence[str]) -> Scores:
     """Return the scores by layer of every site; a site without scores gets the mean of the other sites' scores.
 
     A layer that is missing in a site's own scores is NaN. If no site has scores, all are NaN: equal weights.

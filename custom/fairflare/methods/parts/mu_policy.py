@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from fairflare.base.checks import listed
+from fairflare.base.checks import list_names
 from fairflare.base.settings import Fraction, NonNegative, Part, Positive, settings
 from fairflare.core.agents.mu_rewards import (
     CAPACITY,
@@ -27,7 +27,7 @@ from fairflare.core.agents.mu_rewards import (
     reward,
     warmup_in,
 )
-from fairflare.core.agents.thompson import standardised, thompson
+from fairflare.core.agents.thompson import standardise, thompson
 from fairflare.methods.base.rule import RoundInputs
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class BanditMu(MuPolicy):
         if self._used and values:
             self._past.append((values["reward"], self._used))
         self._used = self.directives(inputs.sites)
-        gains = standardised([earned for earned, _ in self._past])
+        gains = standardise([earned for earned, _ in self._past])
         for site in inputs.sites:
             used = [mu.get(site) for _, mu in self._past]
             earned = [[gain for gain, mu in zip(gains, used, strict=True) if mu == action] for action in self.actions]
@@ -237,7 +237,7 @@ class QMixMu(MuPolicy):
             return ""
         return (
             f"site {site!r} joined after the first round; FedMRL has an agent for each site from the start "
-            f"({listed(self._agents.agents, SHOWN)}): start a new run"
+            f"({list_names(self._agents.agents, SHOWN)}): start a new run"
         )
 
     def choose(self, inputs: RoundInputs) -> dict[str, float]:

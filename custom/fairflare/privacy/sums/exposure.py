@@ -62,7 +62,9 @@ def exposure(tables: Sequence[Table]) -> Floats:
     return shown
 
 
-def softened(table: Table, opened: Sequence[Table], most: float) -> tuple[dict[str, tuple[float, ...]], list[int]]:
+def soften_weights(
+    table: Table, opened: Sequence[Table], most: float
+) -> tuple[dict[str, tuple[float, ...]], list[int]]:
     """Return weights made equal in each layer in which they would expose a site, and the numbers of these layers.
 
     A mean of two sites exposes each to the other, which can subtract its own numbers.

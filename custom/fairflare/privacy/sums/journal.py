@@ -48,7 +48,7 @@ class SumLog:
         self.site, self.experiment, self.limits, self.file = site, experiment, limits, folder / LOG
         self.parts = [dict(part) for part in parts]
 
-    def masked(
+    def mask_update(
         self, question: SumAsked, pairs: Pairs, layout: SumLayout, update: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, int]:
         """Return the site's masked numbers, and how many of them were clipped; a repeated request gets the same bits.
@@ -67,7 +67,7 @@ class SumLog:
         row, ring, masks = question.table[self.site], question.ring, masks_of(question, pairs)
         rows, has = len(row), len(layout.layers)
         self._need(rows == has, question, f"the table has {rows} layers, its model {has}; use one model")
-        update = question.weighed(self.site, layout, update)
+        update = question.weigh_update(self.site, layout, update)
         sent, content, start, saturated = np.empty(layout.numbers, ring.words), hashlib.sha256(), 0, 0
         for name, shape in layout.shapes.items():
             tensor = update[name].detach()
@@ -80,14 +80,14 @@ class SumLog:
                 )
                 saturated += int(np.count_nonzero(np.abs(values) > ring.bound))
                 block = sent[start : (start := start + len(values))]
-                block[:] = ring.quantised(values, row[layout.columns[name]])
+                block[:] = ring.quantise(values, row[layout.columns[name]])
                 content.update(block.data)
                 masks.put_on(block)
         self._need(
             {line["vector"] for line in before} <= {content.hexdigest()}, question,
             "its numbers are others than before; bring its kept update back, or leave it out",
         )  # fmt: skip
-        if not any(self._asked(line, question, pairs) for line in before):
+        if not any(self._is_about(line, question, pairs) for line in before):
             line = {name: getattr(question, name) for name in ("round", "label", "attempt", "members", "table")}
             self._append({
                 "what": "sent", "run": pairs.run.hex(), "experiment": self.experiment, **line,
@@ -110,7 +110,7 @@ class SumLog:
             OSError: the disk is full or cannot be written.
         """
         # Checked again, as another sum of the same numbers may be open by now.
-        sent = [line for line in self._check(question, pairs) if self._asked(line, question, pairs)]
+        sent = [line for line in self._check(question, pairs) if self._is_about(line, question, pairs)]
         self._need(sent, question, "it has sent no numbers for this question; ask for them first")
         there, members = sorted(one for one in present if not self.parts or one in question.table), question.members
         self._need(there == members, question, f"present are {there}, not all of {members}; ask again without others")
@@ -130,7 +130,7 @@ class SumLog:
         before, rows, asked, lines = list[Line](), [], question.plain(), self._read()
         self._check_parts(question, [line for line in lines if line["experiment"] == self.experiment])
         for line in lines:
-            if this := self._asked(line, question, pairs):
+            if this := self._is_about(line, question, pairs):
                 before.append(line)
             elif line["run"] == pairs.run.hex():
                 round_of_line, same = line["round"], (line["round"], line["label"]) == (question.round, question.label)
@@ -209,7 +209,7 @@ class SumLog:
         })  # fmt: skip
         self._need(not problem, question, problem)
 
-    def _asked(self, line: Line, question: SumAsked, pairs: Pairs) -> bool:
+    def _is_about(self, line: Line, question: SumAsked, pairs: Pairs) -> bool:
         """Return whether a line of the log is about exactly this question, in this run."""
         return bool((line["run"], line["context"]) == (pairs.run.hex(), question.context().hex()))
 

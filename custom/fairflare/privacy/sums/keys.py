@@ -53,7 +53,7 @@ def fields(*parts: bytes) -> bytes:
     return b"".join(struct.pack("<I", len(part)) + part for part in parts)
 
 
-def derived(key: bytes, salt: bytes, *info: bytes) -> bytes:
+def derive_key(key: bytes, salt: bytes, *info: bytes) -> bytes:
     """Return a key derived from another key by HKDF with SHA-256."""
     return HKDF(hashes.SHA256(), SIZE, salt, fields(MAGIC, *info)).derive(key)
 
@@ -224,7 +224,7 @@ class SiteKeys:
                 shared = private.exchange(X25519PublicKey.from_public_bytes(hellos[name][-SIZE:]))
             except ValueError:
                 self._refuse(f"the public key of site {name!r} is none; ask that site for a new one")
-            keys[name] = derived(shared, roster, b"pair", *sorted([self.site.encode(), name.encode()]))
+            keys[name] = derive_key(shared, roster, b"pair", *sorted([self.site.encode(), name.encode()]))
         return Pairs(self.site, run, roster, keys, bytes.fromhex(stored["own"]), stored["first"])
 
     def _load_run(self, run: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from fairflare.base.settings import Fraction
 from fairflare.core.states import Made, State
 from fairflare.exchange.sent_tensors import fingerprint
-from fairflare.privacy.sums.keys import MAGIC, SIZE, Pairs, SumRefused, derived, fields, need
+from fairflare.privacy.sums.keys import MAGIC, SIZE, Pairs, SumRefused, derive_key, fields, need
 from fairflare.privacy.sums.ring import BLOCK, Ring, SumLayout, Words
 
 Table = Mapping[str, tuple[float, ...]]  # weights by site, in each layer that has its own
@@ -131,9 +131,13 @@ class SumAsked:
         asked = (number(self.round), number(self.attempt), self.label.encode())
         ring = (number(self.ring.bits), number(self.ring.fraction), bound)
         slices = [self.slices.encode()] if self.slices else []
-        return hashlib.sha256(fields(MAGIC, b"sum", *asked, *ring, self.model, packed(self.table), *slices)).digest()
+        return hashlib.sha256(
+            fields(MAGIC, b"sum", *asked, *ring, self.model, pack_table(self.table), *slices)
+        ).digest()
 
-    def weighed(self, site: str, layout: SumLayout, update: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    def weigh_update(
+        self, site: str, layout: SumLayout, update: Mapping[str, torch.Tensor]
+    ) -> Mapping[str, torch.Tensor]:
         """Return a site's numbers, to be multiplied by the layers' weights, such that slices get their own weights."""
         weighed = dict(update)
         for name, axis, by_slice in self.partial:
@@ -154,7 +158,7 @@ def _is_table(table: Table) -> bool:
     return named and floats and len({len(row) for row in table.values()}) == 1 and all(table.values())
 
 
-def packed(table: Table) -> bytes:
+def pack_table(table: Table) -> bytes:
     """Return the table of the sites' weights in a secure sum as bytes."""
     rows = ((site.encode(), struct.pack(f"<{len(row)}d", *row)) for site, row in sorted(table.items()))
     return fields(*(part for row in rows for part in row))
@@ -184,13 +188,13 @@ class Masks:
 
 def own_key(question: SumAsked, pairs: Pairs) -> bytes:
     """Return the key of a site's own mask for a sum; the site gives it away when all members' vectors have arrived."""
-    return derived(pairs.own, question.context(), b"own")
+    return derive_key(pairs.own, question.context(), b"own")
 
 
 def masks_of(question: SumAsked, pairs: Pairs) -> Masks:
     """Return a site's masks for a sum: its own, and one for each other member; those of members cancel in the sum."""
     context = question.context()
-    keys = {name: derived(pairs.keys[name], context, b"mask") for name in question.members if name != pairs.site}
+    keys = {name: derive_key(pairs.keys[name], context, b"mask") for name in question.members if name != pairs.site}
     added = [own_key(question, pairs), *(key for name, key in keys.items() if pairs.site < name)]
     return Masks(added, [key for name, key in keys.items() if pairs.site > name])
 
@@ -225,7 +229,7 @@ class Addition:
             self._total[start : start + BLOCK] += words[start : start + BLOCK]
         self.missing.remove(site)
 
-    def opened(self, shares: Mapping[str, bytes]) -> Made:
+    def open_sum(self, shares: Mapping[str, bytes]) -> Made:
         """Remove the sites' own masks, and return the opened sum, made in float64 at access; call this once.
 
         Args:
@@ -269,9 +273,9 @@ def additions_for(asked: Sequence[tuple[SumAsked, SumLayout]], part: Mapping[str
     }  # fmt: skip
 
 
-def opened_by(totals: Mapping[str, Addition], keys: Mapping[str, Mapping[str, bytes]]) -> dict[str, State]:
+def open_sums(totals: Mapping[str, Addition], keys: Mapping[str, Mapping[str, bytes]]) -> dict[str, State]:
     """Return the opened sums of a group of sites; ``keys``: of each site, the key of its own mask by sum."""
     return {
-        label: total.opened({site: by_label[label] for site, by_label in keys.items()})
+        label: total.open_sum({site: by_label[label] for site, by_label in keys.items()})
         for label, total in totals.items()
     }

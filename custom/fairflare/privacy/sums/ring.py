@@ -68,7 +68,7 @@ class Ring:
         need(most < 2 ** (self.bits - 1), ValueError(why))
         return math.floor(most)
 
-    def quantised(self, values: Floats, weight: float) -> Words:
+    def quantise(self, values: Floats, weight: float) -> Words:
         """Return numbers, clipped and multiplied by a weight, as integers of the ring, (n,)."""
         scaled = weight * np.clip(values, -self.bound, self.bound) * 2.0**self.fraction
         return np.rint(scaled).astype(np.int64).astype(self.words)

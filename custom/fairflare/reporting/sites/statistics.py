@@ -11,8 +11,8 @@ from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, Field
 
-from fairflare.base.cases.census import question, unexplained
-from fairflare.base.checks import gathered, true_texts
+from fairflare.base.cases.census import list_unexplained, question
+from fairflare.base.checks import group_by_key, true_texts
 from fairflare.base.disk.files import write_whole
 from fairflare.base.plugins import tell_listeners
 from fairflare.core.statistics.site_figures import (
@@ -28,7 +28,7 @@ from fairflare.core.statistics.site_figures import (
     quantile,
     wasserstein,
 )
-from fairflare.reporting.layout import listed, number, sort_sites
+from fairflare.reporting.layout import join_parts, number, sort_sites
 
 DOCUMENT, PAGE = "stats.json", "stats.html"
 APART = 0.1  # a sentence reports class mixes as different from this Jensen-Shannon distance on
@@ -158,7 +158,7 @@ def document_of(
     for site in sort_sites(measured):
         counts, histograms = measured[site]
         check(site, counts, histograms)
-        sites[site] = Figures.compute(counts, histograms, _suppressed(counts, histograms))
+        sites[site] = Figures.compute(counts, histograms, _list_suppressed(counts, histograms))
     made = StatsDocument(
         intensities=intensities, class_names=list(class_names), sites=sites, pooled=others_of(sites),
         distances={site: _distances(sites, site) for site in sites}, sentences=[], left_out=dict(left_out or {}),
@@ -188,7 +188,7 @@ def check(site: str, counts: Mapping[str, int], histograms: Mapping[str, Histogr
             raise ValueError(f"site {site!r}: {axis}: the bins hold more than its {histogram.records} records")
 
 
-def _suppressed(counts: Mapping[str, int], histograms: Mapping[str, Histogram]) -> list[str]:
+def _list_suppressed(counts: Mapping[str, int], histograms: Mapping[str, Histogram]) -> list[str]:
     """Return the names of the figures that a site withholds."""
     if "cases" not in counts:
         return ["everything"]
@@ -199,7 +199,7 @@ def _suppressed(counts: Mapping[str, int], histograms: Mapping[str, Histogram]) 
     ]
 
 
-def _pooled(sites: Sequence[Figures]) -> Figures:
+def _pool(sites: Sequence[Figures]) -> Figures:
     """Return the figures of several sites together, as sums of their counts and histograms."""
     names = [name for name in COUNTS if name not in ("min_cases", "synthetic", "annotated", "findings", "channels")]
     counts = {name: sum(site.counts.get(name, 0) for site in sites) for name in names}
@@ -222,7 +222,7 @@ def _pooled(sites: Sequence[Figures]) -> Figures:
 
 def others_of(sites: Mapping[str, Figures], site: str = "") -> Figures:
     """Return the statistics of the images of all sites together, or of all sites but one."""
-    return _pooled([of for name, of in sites.items() if name != site and "cases" in of.counts])
+    return _pool([of for name, of in sites.items() if name != site and "cases" in of.counts])
 
 
 def _findings_of_all(sites: Mapping[str, Figures]) -> set[int] | None:
@@ -272,7 +272,7 @@ def _sentences(document: StatsDocument) -> list[str]:
     told = {site: [document.class_name(k) for k in document.sites[site].mix() if k or classes] for site in mixed}
     # Labels of findings say what is not known.
     if not several and (
-        lacking := unexplained(told, [site for site in told if document.sites[site].counts.get("annotated")])
+        lacking := list_unexplained(told, [site for site in told if document.sites[site].counts.get("annotated")])
     ):
         numbers = {document.class_name(k): [k] for k in document.pooled.mix() if k or classes}
         answers.append(f"{question(lacking, classes, numbers)}.")
@@ -296,18 +296,19 @@ def _sentences(document: StatsDocument) -> list[str]:
         for site, of in document.sites.items()
         if of.suppressed and site not in hidden
     ]
-    channels = gathered((max(1, of.counts.get("channels", 0)), site) for site, of in document.sites.items())
+    channels = group_by_key((max(1, of.counts.get("channels", 0)), site) for site, of in document.sites.items())
     notes = true_texts({
         "The sites' cases have different numbers of images (channels): "
-        f"{'; '.join(f'{count} at {listed(sites)}' for count, sites in channels.items())}.": len(channels) > 1,
-        f"The mixes of classes are not compared: the file of {listed(partly)} says that only some are annotated there; "
-        "of the others a share of 0 means not annotated.": partly,
-        f"The labels are not compared: those of {listed(several)} are findings, the others' are none.": not alike,
-        f"Findings that not all sites report are not compared: {listed(map(document.class_name, unknown))}.": unknown,
-        f"Masks that mark nothing: {listed(empty)}.": empty,
-        f"Entries that cannot be used, in no figure: {listed(lost)}; `fairflare check-data` at the site names "
+        f"{'; '.join(f'{count} at {join_parts(sites)}' for count, sites in channels.items())}.": len(channels) > 1,
+        f"The mixes of classes are not compared: the file of {join_parts(partly)} says that only some are annotated "
+        "there; of the others a share of 0 means not annotated.": partly,
+        f"The labels are not compared: those of {join_parts(several)} are findings, the others' are none.": not alike,
+        "Findings that not all sites report are not compared: "
+        f"{join_parts(map(document.class_name, unknown))}.": unknown,
+        f"Masks that mark nothing: {join_parts(empty)}.": empty,
+        f"Entries that cannot be used, in no figure: {join_parts(lost)}; `fairflare check-data` at the site names "
         "them.": lost,
-        f"SUPPRESSED: {listed(hidden)} has fewer cases than its min_cases, or none; it is in no figure.": hidden,
+        f"SUPPRESSED: {join_parts(hidden)} has fewer cases than its min_cases, or none; it is in no figure.": hidden,
         "SUPPRESSED, as fewer than min_cases cases have it (or would be told by a difference): "
         f"{'; '.join(part)}.": part,
     })  # fmt: skip

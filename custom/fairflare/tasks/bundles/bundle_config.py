@@ -62,7 +62,7 @@ class Bundle:
         overrides: ``{key: value}`` that replace values of the configuration, or add one of the keys in :data:`PLACES`.
         sealed: full names of the classes that the configuration may use, read without running any of its code;
             ``None`` if MONAI's parser runs the whole configuration.
-        text: the configuration as text, from ``fairflare.tasks.bundle.sealed_settings``, read in place of the folder.
+        text: the configuration as text, from ``fairflare.tasks.bundle.seal_settings``, read in place of the folder.
 
     Raises:
         BundleError: a folder, file or key is missing, or a file is no JSON or YAML object.
@@ -131,15 +131,15 @@ class Bundle:
                 f"{self.name}: no key for {part}: looked for {', '.join(map(repr, PLACES[part]))}. Say where it is "
                 f"by key {PLACES[part][0]!r}: bundle_overrides={{{PLACES[part][0]!r}: '@KEY'}}"
             )
-        return place and self.followed(place)
+        return place and self.follow(place)
 
-    def followed(self, key: str, steps: int = DEEPEST) -> str:
+    def follow(self, key: str, steps: int = DEEPEST) -> str:
         """Follow references (``@other``) from a key, and return the last key; without a reference, the key itself."""
         value = self.get(key)
         if not steps:
             raise BundleError(f"{self.name}: key {key!r} refers to itself")
         leads = isinstance(value, str) and value.startswith("@") and self.get(value[1:]) is not None
-        return self.followed(value[1:], steps - 1) if leads else key
+        return self.follow(value[1:], steps - 1) if leads else key
 
     def make(self, key: str, **arguments: Any) -> Any:
         """Make a new object from the configuration under a key, with all objects that it refers to.

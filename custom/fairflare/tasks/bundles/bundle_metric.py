@@ -67,7 +67,7 @@ class KeyMetric:
         configured = bundle.get(key)
         if isinstance(configured, Mapping) and "_target_" not in configured and configured:
             # The first one is the key metric, as in MONAI's engines.
-            key = bundle.followed(f"{key}#{next(iter(configured))}")
+            key = bundle.follow(f"{key}#{next(iter(configured))}")
             configured = bundle.get(key)
         self.named = f"{bundle.name}: key {key!r}"
         target = str(configured.get("_target_") if isinstance(configured, Mapping) else configured).rpartition(".")[2]
@@ -125,7 +125,7 @@ class KeyMetric:
         names = self.structures if len(self.structures) == count else [f"class_{i + 1}" for i in range(count)]
         return names if count > 1 and not self.summed else []
 
-    def declared(self) -> tuple[Metric, ...]:
+    def declare(self) -> tuple[Metric, ...]:
         """Declare the metric's mean, the loss and, if there are several structures, the metric of each structure."""
         word = OF_STRUCTURES.get(self.kind, self.name)
         # The last of the names is for channels that the metadata do not name.

@@ -76,7 +76,7 @@ class Expression:
         try:
             tree = ast.parse(REFERENCE.sub(lambda place: f"at_{place.start()}", source), mode="eval")
         except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-            raise self._refused(f"is no expression ({error})") from None
+            raise self._explain_refusal(f"is no expression ({error})") from None
         scope = {f"at_{place.start()}": self.sealed.make(place[0][1:]) for place in REFERENCE.finditer(source)}
         return self._evaluate(tree.body, scope)
 
@@ -91,9 +91,9 @@ class Expression:
             case ast.List(elts=parts) | ast.Tuple(elts=parts):
                 return (tuple if isinstance(node, ast.Tuple) else list)(self._all(parts, scope))
             case ast.UnaryOp(op=op, operand=one):
-                return self._computed(op, self._evaluate(one, scope))
+                return self._compute(op, self._evaluate(one, scope))
             case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]):
-                return self._computed(op, self._evaluate(left, scope), self._evaluate(right, scope))
+                return self._compute(op, self._evaluate(left, scope), self._evaluate(right, scope))
             case ast.IfExp(test=test, body=body, orelse=other):
                 return self._evaluate(body if self._evaluate(test, scope) else other, scope)
             case ast.Subscript(value=whole, slice=part):
@@ -104,12 +104,12 @@ class Expression:
                 names
             ):
                 return self._function([one.arg for one in names], node.body, scope)
-            case ast.Attribute() if (name := _dotted(node, scope)) in constants():
+            case ast.Attribute() if (name := _join_dotted(node, scope)) in constants():
                 return constants()[name]
             case ast.Call(func=called, args=given, keywords=named) if all(one.arg for one in named):
                 by_name = {str(one.arg): self._evaluate(one.value, scope) for one in named}
-                return self._called(called, self._all(given, scope), by_name, scope)
-        raise self._refused(f"has {ast.unparse(node)!r:.80}, a shape ({type(node).__name__}) that is not known")
+                return self._call(called, self._all(given, scope), by_name, scope)
+        raise self._explain_refusal(f"has {ast.unparse(node)!r:.80}, a shape ({type(node).__name__}) that is not known")
 
     def _all(self, parts: Sequence[ast.expr], scope: Scope) -> Any:
         """Return the values of several nodes; a node with a star stands for the values in it."""
@@ -118,7 +118,7 @@ class Expression:
         )
         return self._sound([*itertools.chain.from_iterable(values)])
 
-    def _computed(self, op: ast.AST, *values: Any) -> Any:
+    def _compute(self, op: ast.AST, *values: Any) -> Any:
         """Return the result of an operator: lists are joined and repeated, numbers and arrays computed."""
         kind, left, right = type(op), values[0], values[-1]
         listed = isinstance(left, list | tuple | str)
@@ -131,9 +131,9 @@ class Expression:
         self._spend(values, times=max(right, 1) if repeated else 1)
         return self._sound(OPERATORS[kind](*values))
 
-    def _called(self, called: ast.expr, given: list[Any], by_name: dict[str, Any], scope: Scope) -> Any:
+    def _call(self, called: ast.expr, given: list[Any], by_name: dict[str, Any], scope: Scope) -> Any:
         """Return the result of calling an allowed function, or a method of an array or a network."""
-        name, owner = _dotted(called, scope), None
+        name, owner = _join_dotted(called, scope), None
         function: Any = functions().get(name)
         if isinstance(called, ast.Attribute) and called.attr in ARRAY_METHODS and not name:
             owner = self._evaluate(called.value, scope)
@@ -161,7 +161,7 @@ class Expression:
             and getattr(node, "id", "") not in inner_scope
             and (
                 name not in begun
-                if (name := _dotted(node, inner_scope))
+                if (name := _join_dotted(node, inner_scope))
                 else getattr(node, "attr", "") not in ARRAY_METHODS
             )
         ]
@@ -200,16 +200,16 @@ class Expression:
     def _need(self, fine: bool, problem: str) -> None:
         """Refuse the expression because of ``problem``, unless ``fine`` is true."""
         if not fine:
-            raise self._refused(problem)
+            raise self._explain_refusal(problem)
 
-    def _refused(self, problem: str) -> Refused:
+    def _explain_refusal(self, problem: str) -> Refused:
         return Refused(
             f"{self.key!r}: the expression {self.text!r:.120} {problem}; write the value itself, or one of the shapes "
             "in docs/bundles.md"
         )
 
 
-def _dotted(node: ast.AST, scope: Scope) -> str:
+def _join_dotted(node: ast.AST, scope: Scope) -> str:
     """Return the dotted name that a node stands for, such as ``torch.float32``; empty for any other node."""
     parts = ast.unparse(node).split(".")
     return ".".join(parts) if parts[0] not in scope and all(part.isidentifier() for part in parts) else ""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PR_AUC = "pr_auc"  # metric: average precision
 
 
-def declared_findings(names: Sequence[str]) -> tuple[Metric, ...]:
+def declare_findings(names: Sequence[str]) -> tuple[Metric, ...]:
     """Declare the metrics over all findings and of each finding, and the loss."""
     metrics = [LOSS]
     for name, doc, reveals in (
@@ -74,7 +74,7 @@ def image_losses(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def finding_metrics(
     targets: Labels, probabilities: npt.NDArray[np.float64], names: Sequence[str], measured: Sequence[int]
 ) -> dict[str, float]:
-    """Return AUC and average precision by finding, as :func:`declared_findings` names them, and their means.
+    """Return AUC and average precision by finding, as :func:`declare_findings` names them, and their means.
 
     Args:
         targets: 1, 0 or -1 (not known), (n, findings).

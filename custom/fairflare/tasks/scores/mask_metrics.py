@@ -47,7 +47,7 @@ class Offered:
     measured: bool = False
 
 
-def offered(wanted: Sequence[str], dims: int, tolerance: float) -> dict[str, Offered]:
+def offer_metrics(wanted: Sequence[str], dims: int, tolerance: float) -> dict[str, Offered]:
     """Return the requested metrics of masks by name, without their variants in pixels.
 
     Args:
@@ -75,15 +75,15 @@ def offered(wanted: Sequence[str], dims: int, tolerance: float) -> dict[str, Off
     return {name: one for word in wanted if word != "dice" for name, one in every[word].items()}
 
 
-def declared(wanted: Sequence[str], dims: int, tolerance: float, structures: Sequence[str]) -> Iterator[Metric]:
+def declare_metrics(wanted: Sequence[str], dims: int, tolerance: float, structures: Sequence[str]) -> Iterator[Metric]:
     """Yield the :class:`Metric` of each requested mask metric, of its variant in pixels, and of both by structure.
 
     Args:
-        wanted, dims, tolerance: see :func:`offered`.
+        wanted, dims, tolerance: see :func:`offer_metrics`.
         structures: names of the structures; empty if there is only one structure.
     """
     empty = "of a model that finds nothing it says how much of the structure a site's images have"
-    for name, one in offered(wanted, dims, tolerance).items():
+    for name, one in offer_metrics(wanted, dims, tolerance).items():
         forms = [(name, one.unit, one.doc)]
         if one.measured:
             forms.append((PIXEL + name, "pixels" if one.unit else "", one.doc.replace(" mm", " pixels")))
@@ -103,7 +103,7 @@ class MaskMetrics:
     """Collect the requested metrics of masks, image by image.
 
     Args:
-        wanted, dims, tolerance: see :func:`offered`.
+        wanted, dims, tolerance: see :func:`offer_metrics`.
     """
 
     def __init__(self, wanted: Sequence[str], dims: int, tolerance: float) -> None:
@@ -173,7 +173,9 @@ class MaskMetrics:
         A metric that needs the size of a pixel gets the prefix ``pixel_`` if no image states a size. If only some
         images state a size, the metric is left out, with a warning.
         """
-        measured = {name: one.measured for name, one in offered(sorted(self.wanted), self.dims, self.tolerance).items()}
+        measured = {
+            name: one.measured for name, one in offer_metrics(sorted(self.wanted), self.dims, self.tolerance).items()
+        }
         if mixed := len(set(self._known)) > 1:
             log.warning(
                 "%s left out: %d of %d images do not say their spacing, and mm are not mixed with pixels; say it for "

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflare.base.cases.census import KEYS
-from fairflare.base.machine.memory import counted as progress
+from fairflare.base.machine.memory import print_progress as progress
 from fairflare.base.machine.memory import workers
 from fairflare.base.stopping import check_stop
 from fairflare.core.statistics.site_figures import AXES, CLASS, INTENSITY, PARTLY, SPLITS, drop_few
@@ -158,14 +158,14 @@ def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, le
         if not isinstance(sample.label, int) or _class_of(sample, in_file) not in few
     ]  # of too few cases: nothing
 
-    def looked(entry: tuple[str, Sample]) -> Counted | DataError:
+    def count_entry(entry: tuple[str, Sample]) -> Counted | DataError:
         try:
             return _counts(site, *entry, in_file, how)
         except DataError as error:
             return error
 
     with ThreadPool(workers(reading_takes((sample for _, sample in wanted), SCALED))) as threads:
-        looks = progress(threads.imap(looked, wanted), len(wanted), "images counted")
+        looks = progress(threads.imap(count_entry, wanted), len(wanted), "images counted")
         for (split, sample), one in zip(wanted, looks, strict=True):
             check_stop()
             if isinstance(one, DataError):
@@ -174,7 +174,7 @@ def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, le
                 _add(sums, split, sample, one)
                 labels_by_sample.append((sample, one.labels))
                 values.add(sample)
-    counted = _counted_findings([sample for sample, _ in labels_by_sample], least)
+    counted = _find_counted([sample for sample, _ in labels_by_sample], least)
     for sample, labels in labels_by_sample:
         if isinstance(sample.label, tuple):
             labels.update(k for k in counted if sample.label[k] == 1)
@@ -213,7 +213,7 @@ def _counts(site: str, split: str, sample: Sample, site_settings: SiteSettings, 
     if isinstance(sample.label, int):
         labels[_class_of(sample, site_settings)] += 1
     else:
-        labels = _coded(labels, getattr(site_settings, "mask_values", None))
+        labels = _code_counts(labels, getattr(site_settings, "mask_values", None))
     whole = sample.slice is None and image_file(sample.image).facts().slices is not None
     sides = {"height": float(shape[0]), "width": float(shape[1]), **({"slices": float(depth)} if whole else {})}
     return Counted(intensity, labels, sides | _spacings(sample))
@@ -242,7 +242,7 @@ def _few(pairs: Iterable[tuple[Any, Case]], least: int) -> set[Any]:
     return {label for label, cases in Counter(label for label, _ in pairs).items() if cases < least}
 
 
-def _counted_findings(samples: Sequence[Sample], least: int) -> set[int]:
+def _find_counted(samples: Sequence[Sample], least: int) -> set[int]:
     """Return the numbers of the findings that at least ``least`` cases have, and at least as many lack."""
     triples = {(k, value, sample.case) for sample in samples if isinstance(sample.label, tuple)
             for k, value in enumerate(sample.label) if value >= 0}  # fmt: skip
@@ -255,7 +255,7 @@ def _class_of(sample: Sample, site_settings: SiteSettings) -> Any:
     return (getattr(site_settings, "class_numbers", None) or {}).get(sample.label, sample.label)
 
 
-def _coded(labels: Counter[int], coding: Mapping[int, int] | None) -> Counter[int]:
+def _code_counts(labels: Counter[int], coding: Mapping[int, int] | None) -> Counter[int]:
     """Return pixel counts by the task's labels: apply the site's coding; 255 becomes 1 in masks of 0 and 255."""
     if coding is None:
         coding = {255: 1} if labels.keys() <= {0, 255} else {}

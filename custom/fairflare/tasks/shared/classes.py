@@ -21,7 +21,7 @@ from fairflare.data.datalist import DataError, Datalist, Sample
 from fairflare.tasks.base import LOSS, Metric, SiteData
 from fairflare.tasks.images import Coding, FolderImages, ImageTask, Momentum, one_for_each_class
 from fairflare.tasks.scores.class_scores import OUTSIDE, MeasuresClasses
-from fairflare.tasks.scores.finding_scores import cases_of_findings, declared_findings, find_known
+from fairflare.tasks.scores.finding_scores import cases_of_findings, declare_findings, find_known
 from fairflare.tasks.scores.metrics import MEANINGS, NAMES, REVEALS
 from fairflare.tasks.shared.site_settings import SiteSettings, setting_of
 
@@ -217,7 +217,7 @@ class ClassTask(MeasuresClasses, ImageTask):
         recall of this single class could then be computed from the means.
         """
         if self.findings is not None:
-            return declared_findings(self.findings)
+            return declare_findings(self.findings)
         groups = {group: set(members) for group, members in self.groups().items()}
         every = tuple(range(self.classes))  # the mean over all classes also reveals classes outside a group
         alone = self.classes - len(set().union(*groups.values())) == 1 or any(len(m) == 1 for m in groups.values())
@@ -403,7 +403,7 @@ class LabelledImages(FolderImages):
         label = tuple(-1 if name in gone else value for name, value in zip(names, label, strict=True))
         return replace(sample, label=label) if max(label) >= 0 else None
 
-    def labelled(self, sample: Sample, split: str) -> list[int]:
+    def list_labels(self, sample: Sample, split: str) -> list[int]:
         label = self.class_of(sample, split)
         return [k for k, value in enumerate(label) if value == 1] if isinstance(label, tuple) else [label]
 

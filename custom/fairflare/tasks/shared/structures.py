@@ -16,7 +16,7 @@ from fairflare.base.settings import Flag, NonNegativeInt, Positive, PositiveInt,
 from fairflare.data.geometry import DrawnOn
 from fairflare.tasks.base import LOSS, Metric, SiteData, evaluating
 from fairflare.tasks.images import Coding, ImageTask, Momentum, one_for_each_class
-from fairflare.tasks.scores.mask_metrics import Wanted, declared
+from fairflare.tasks.scores.mask_metrics import Wanted, declare_metrics
 from fairflare.tasks.shared.site_settings import SiteSettings, setting_of
 
 if TYPE_CHECKING:
@@ -172,16 +172,16 @@ class StructureTask(ImageTask):
 
     def build_unet(self) -> torch.nn.Module:
         """Build the U-Net that the task's settings describe."""
-        from fairflare.tasks.networks import defined
+        from fairflare.tasks.networks import make_network
 
-        return defined(self.definition())
+        return make_network(self.definition())
 
     def build_model(self) -> torch.nn.Module:
-        from fairflare.tasks.networks import defined
+        from fairflare.tasks.networks import make_network
 
-        return self.build_unet() if self.network == "unet" else defined(self.definition())
+        return self.build_unet() if self.network == "unet" else make_network(self.definition())
 
-    def structured(self, coding: Mapping[int, int] | None, site: str, split: str) -> Structured:
+    def structure_masks(self, coding: Mapping[int, int] | None, site: str, split: str) -> Structured:
         """Return the transform that turns a mask file's values into one mask for each structure."""
         from fairflare.tasks.transforms import Structured
 
@@ -204,13 +204,13 @@ class StructureTask(ImageTask):
         """Return the Dice loss, computed for each image and structure and then averaged."""
         from monai.losses.dice import DiceLoss
 
-        return DiceLoss(sigmoid=True)(*self.counted(outputs, targets))
+        return DiceLoss(sigmoid=True)(*self.select_counted(outputs, targets))
 
     def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the Dice loss of each image, (n,), the mean over its structures."""
         from monai.losses.dice import DiceLoss
 
-        return DiceLoss(sigmoid=True, reduction="none")(*self.counted(outputs, targets)).flatten(1).mean(1)
+        return DiceLoss(sigmoid=True, reduction="none")(*self.select_counted(outputs, targets)).flatten(1).mean(1)
 
     def chosen(self, values: torch.Tensor) -> torch.Tensor:
         """Return, of an array (n, structures, ...), the channels of the structures that the site annotates."""
@@ -223,9 +223,9 @@ class StructureTask(ImageTask):
         """
         from monai.losses.dice import DiceLoss
 
-        return DiceLoss(sigmoid=True, reduction="none")(*self.counted(outputs, targets)).flatten(1).mean(0)
+        return DiceLoss(sigmoid=True, reduction="none")(*self.select_counted(outputs, targets)).flatten(1).mean(0)
 
-    def counted(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def select_counted(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return outputs and targets of the annotated structures, without influence of pixels that do not count.
 
         At these pixels the output is minus infinity (nothing is found) and the target is 0. The channel of a structure
@@ -338,7 +338,7 @@ class StructureTask(ImageTask):
                 for front, of in (("dice", OF_STRUCTURE), ("loss", LOSS_OF_STRUCTURE), *volumes)
                 for number, name in enumerate(names)
             ),
-            *declared(self.metrics, self.spatial_dims, self.tolerance, names),
+            *declare_metrics(self.metrics, self.spatial_dims, self.tolerance, names),
         )
 
     def coding_of(self, site: str, own: SegmentationSite) -> Mapping[int, int] | None:

@@ -20,7 +20,7 @@ from fairflare.base.settings import Positive, settings
 from fairflare.base.stopping import check_stop
 from fairflare.data.datalist import SPLITS, DataError, Sample
 from fairflare.data.image_file import image_file
-from fairflare.data.orientation import oriented
+from fairflare.data.orientation import orient_view
 from fairflare.data.reading import Reading, every_channel, reading_takes
 from fairflare.data.sources import source
 from fairflare.data.whole_volumes import Whole, read_whole
@@ -80,16 +80,16 @@ class VolumeSettings(ImageTask):
         return tuple(number for number, name in enumerate(self.channels) if name == "CT")
 
     @abstractmethod
-    def fitted(self, image: MetaTensor) -> MetaTensor:
+    def fit_size(self, image: MetaTensor) -> MetaTensor:
         """Return a volume (channels, x, y, z) of the task's orientation and spacing, brought to the network's size."""
 
-    def placed(self, volume: Whole, name: str, site: str = "predict") -> MetaTensor:
+    def place_volume(self, volume: Whole, name: str, site: str = "predict") -> MetaTensor:
         """Return a volume as (channels, x, y, z) float32 in [0, 1], in the task's orientation, spacing and size.
 
         Raises:
             DataError: the task needs the orientation and spacing of the file, which does not state them.
         """
-        return self.fitted(self.regrid(volume.image, volume.affine, name, site)).clamp_(0.0, 1.0)
+        return self.fit_size(self.regrid(volume.image, volume.affine, name, site)).clamp_(0.0, 1.0)
 
     def regrid(self, array: Any, affine: Any, name: str, site: str, nearest: bool = False) -> MetaTensor:
         """Return an array (channels, rows, columns, slices) in the task's orientation and spacing, in its own type."""
@@ -105,7 +105,7 @@ class VolumeSettings(ImageTask):
                 f"site '{site}': a volume does not say how it lies, which the task needs",
                 "its header does not say how it lies in the body",
             )
-        turned, lies = oriented(np.moveaxis(array, 0, -1), affine, self.orientation)
+        turned, lies = orient_view(np.moveaxis(array, 0, -1), affine, self.orientation)
         turned = np.moveaxis(turned, -1, 0)
         turned = turned if min(turned.strides) >= 0 else turned.copy()  # torch knows no mirrored views, even of a voxel
         turned_image = MetaTensor(torch.from_numpy(turned), affine=torch.from_numpy(lies))
@@ -113,11 +113,11 @@ class VolumeSettings(ImageTask):
 
     def zoom(self, image: MetaTensor, nearest: bool) -> MetaTensor:
         """Return a volume in the task's spacing."""
-        from fairflare.tasks.volumes.prepared import zoomed
+        from fairflare.tasks.volumes.prepared import zoom_volume
 
-        return zoomed(image, cast("Sequence[float]", self.spacing), nearest)
+        return zoom_volume(image, cast("Sequence[float]", self.spacing), nearest)
 
-    def stored(self, sample: Sample, site: str, split: str, max_bytes: int) -> npt.NDArray[np.float32]:
+    def read_stored(self, sample: Sample, site: str, split: str, max_bytes: int) -> npt.NDArray[np.float32]:
         every = every_channel(sample, site, split)
         how = replace(self.reading().channel_reading(0), channels=every, width=len(every))
         return read_whole(sample, masked=False, site=site, split=split, max_bytes=max_bytes, how=how).image[0]
@@ -125,7 +125,7 @@ class VolumeSettings(ImageTask):
     def read_volume(self, file: Path, more: tuple[Path, ...] = ()) -> tuple[MetaTensor, Whole]:
         """Read the channels of a case for ``fairflare predict``; return the network's input, and them as stored."""
         whole = read_whole(Sample(file, 0, more=more), masked=False, site="predict", split="none", how=self.reading())
-        return self.placed(whole, file.name), whole
+        return self.place_volume(whole, file.name), whole
 
 
 class VolumeData(ImageData):
@@ -166,7 +166,9 @@ class FolderVolumes(VolumeData, FolderImages):
     def __init__(self, *args: Any, **memory: Any) -> None:
         super().__init__(*args, **memory)
         # No key can stand for a user's code.
-        self._on_disk = None if self.task.is_overridden("fitted", "placed", "regrid", "targets") else self.reading.kept
+        self._on_disk = (
+            None if self.task.is_overridden("fit_size", "place_volume", "regrid", "targets") else self.reading.kept
+        )
         if self.num_workers > 1:
             self.num_workers = min(self.num_workers, workers(self.takes()))
 

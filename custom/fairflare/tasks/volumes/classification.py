@@ -54,7 +54,7 @@ class VolumeClassificationTask(VolumeSettings, ClassTask):
         """Return the size of the network's inputs, in voxels."""
         return self.volume_size
 
-    def fitted(self, image: MetaTensor) -> MetaTensor:
+    def fit_size(self, image: MetaTensor) -> MetaTensor:
         from monai.transforms import Resize, ResizeWithPadOrCrop
 
         if self.spacing is None:
@@ -75,7 +75,7 @@ class FolderVolumeClasses(FolderVolumes, LabelledImages):
     """Read the volumes of a site's folder, each with the number of its class."""
 
     def prepare(self, split: str, sample: Sample) -> Arrays:
-        return {"image": self.task.placed(self.read_sample(sample, split), sample.image.name, self.site).numpy()}
+        return {"image": self.task.place_volume(self.read_sample(sample, split), sample.image.name, self.site).numpy()}
 
     def parts(self, split: str, index: int) -> Arrays:
         sample = self.datalist.splits[split][index]
@@ -93,5 +93,5 @@ class PhantomVolumeClasses(PhantomVolumes):
         return torch.from_numpy(np.bincount(classes, minlength=2))
 
     def keep_arrays(self, volume: Any, whole: Whole) -> Arrays:
-        image = self.task.placed(whole, "phantom", self.site)
+        image = self.task.place_volume(whole, "phantom", self.site)
         return {"image": image.numpy(), "label": np.array(int((volume.label == LESION).any()))}

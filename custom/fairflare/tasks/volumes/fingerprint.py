@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fairflare.base.machine.memory import counted, workers
+from fairflare.base.machine.memory import print_progress, workers
 from fairflare.core.plans.counts import Case, foreground
 from fairflare.core.plans.document import AXES
-from fairflare.data.orientation import oriented
+from fairflare.data.orientation import orient_view
 from fairflare.data.whole_volumes import Whole
 
 if TYPE_CHECKING:
@@ -29,14 +29,14 @@ def fingerprint(whole: Whole, labels: Collection[int], of_ct: Collection[int]) -
         of_ct: numbers of the channels that are CT.
     """
     affine = np.eye(4) if whole.affine is None else whole.affine
-    image, lies = oriented(np.moveaxis(cropped(whole).image, 0, -1), affine, AXES)
+    image, lies = orient_view(np.moveaxis(crop_zeros(whole).image, 0, -1), affine, AXES)
     spacing = tuple(np.linalg.norm(lies[:3, :3], axis=0).tolist())
     inside = np.isin(whole.mask if whole.mask is not None else 0, [*labels])
     intensities = {number: foreground(whole.image[number], inside) for number in of_ct}
     return Case(spacing, image.shape[:3], image.size / whole.image.size), intensities
 
 
-def cropped(whole: Whole) -> Whole:
+def crop_zeros(whole: Whole) -> Whole:
     """Return the box of a volume outside which all channels are 0; the volume itself where they are 0 everywhere."""
     there = (whole.image != 0).any(0)
     ends = [np.flatnonzero(there.any(tuple({0, 1, 2} - {axis}))) for axis in range(3)]
@@ -53,9 +53,9 @@ def fingerprints(data: Any, split: str, of_ct: Collection[int]) -> list[tuple[Ha
     values = {value for value in {*labels, *coding} if coding.get(value, value) in labels}
     numbers = range(data.num_volumes(split))
 
-    def measured(number: int) -> tuple[Hashable, Case, Histograms]:
+    def measure_volume(number: int) -> tuple[Hashable, Case, Histograms]:
         patient, whole = data.original(split, number)
         return patient, *fingerprint(whole, values, of_ct)
 
     with ThreadPool(workers(data.takes())) as threads:
-        return list(counted(threads.imap(measured, numbers), len(numbers), "volumes measured"))
+        return list(print_progress(threads.imap(measure_volume, numbers), len(numbers), "volumes measured"))

@@ -13,7 +13,7 @@ import numpy as np
 
 from fairflare.base.settings import BelowOne, Fraction, settings
 from fairflare.core.plans.rules import resampled_size
-from fairflare.tasks.volumes.fingerprint import cropped
+from fairflare.tasks.volumes.fingerprint import crop_zeros
 from fairflare.tasks.volumes.plan_file import NnUNetPlan, read_plan
 from fairflare.tasks.volumes.segmentation import VolumeSegmentationTask, cross_entropies
 
@@ -126,14 +126,14 @@ class NnUNetTask(VolumeSegmentationTask):
 
     # ------------------------------------------------------------------------------------------------ volumes
 
-    def placed(self, volume: Whole, name: str, site: str = "predict") -> MetaTensor:
+    def place_volume(self, volume: Whole, name: str, site: str = "predict") -> MetaTensor:
         """Return a volume (channels, x, y, z) without its edge of zeros, standardised and on the plan's grid."""
         from scipy.ndimage import binary_fill_holes
 
-        volume = cropped(volume)
+        volume = crop_zeros(volume)
         inside = binary_fill_holes((volume.image != 0).any(0))
-        image = np.stack([self._standardised(number, values, inside) for number, values in enumerate(volume.image)])
-        return self.fitted(self.regrid(image, volume.affine, name, site))
+        image = np.stack([self._standardise(number, values, inside) for number, values in enumerate(volume.image)])
+        return self.fit_size(self.regrid(image, volume.affine, name, site))
 
     def zoom(self, image: MetaTensor, nearest: bool) -> MetaTensor:
         """Return a volume with nnU-Net's number of voxels, which fill the same space."""
@@ -151,13 +151,13 @@ class NnUNetTask(VolumeSegmentationTask):
 
     def extent(self, whole: Whole) -> MetaTensor:
         """Return 1 where the network's input is of the volume, and 0 where it is padded, (1, x, y, z)."""
-        volume = cropped(whole)
-        return self.fitted(self.regrid(np.ones_like(volume.image[:1]), volume.affine, "", "predict"))
+        volume = crop_zeros(whole)
+        return self.fit_size(self.regrid(np.ones_like(volume.image[:1]), volume.affine, "", "predict"))
 
     def targets(self, whole: Whole, structured: Structured, sample: Sample, site: str) -> torch.Tensor:
-        return super().targets(cropped(whole), structured, sample, site)
+        return super().targets(crop_zeros(whole), structured, sample, site)
 
-    def _standardised(
+    def _standardise(
         self, number: int, values: np.ndarray[Any, Any], inside: np.ndarray[Any, Any]
     ) -> np.ndarray[Any, Any]:
         of = self.planned.foreground.get(number)

@@ -89,7 +89,7 @@ def bricks(volume: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return volume.reshape(-1, x, BRICK, y, BRICK, z, BRICK).transpose(1, 3, 5, 0, 2, 4, 6)
 
 
-def prepared_parts(image: npt.NDArray[Any], label: npt.NDArray[Any], spacing: Sequence[float]) -> dict[str, Any]:
+def prepare_parts(image: npt.NDArray[Any], label: npt.NDArray[Any], spacing: Sequence[float]) -> dict[str, Any]:
     """Return the parts of :class:`Prepared` of an image and its targets, by name."""
     rng = np.random.default_rng(SEED)
     drawn = [_draw_voxels(target > 0, rng) for target in label]
@@ -116,7 +116,7 @@ def _draw_voxels(inside: npt.NDArray[np.bool_], rng: np.random.Generator) -> npt
     ])  # fmt: skip
 
 
-def zoomed(volume: MetaTensor, spacing: Sequence[float], nearest: bool) -> MetaTensor:
+def zoom_volume(volume: MetaTensor, spacing: Sequence[float], nearest: bool) -> MetaTensor:
     """Resample a volume (channels, x, y, z) to voxels of this size, as MONAI's ``Spacing`` does, axis after axis.
 
     MONAI brings a volume and the place of each new voxel to 64 bits, which for a CT takes gigabytes. Only a volume

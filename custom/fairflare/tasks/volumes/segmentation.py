@@ -20,7 +20,7 @@ from fairflare.base.site_data import MOST_WINDOWS, UNLABELLED, VALIDATION_PATCHE
 from fairflare.data.datalist import Datalist, Sample
 from fairflare.data.image_file import image_file
 from fairflare.data.intensity import counts_of
-from fairflare.data.orientation import oriented
+from fairflare.data.orientation import orient_view
 from fairflare.data.whole_volumes import Whole, read_labels
 from fairflare.tasks.base import Batches, SiteData, evaluating
 from fairflare.tasks.images import read_all
@@ -114,7 +114,7 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
         from monai.losses.dice import DiceLoss
 
         return (
-            DiceLoss(sigmoid=True, batch=True)(*self.counted(outputs, targets))
+            DiceLoss(sigmoid=True, batch=True)(*self.select_counted(outputs, targets))
             + cross_entropies(self.chosen(outputs), self.chosen(targets)).mean()
         )
 
@@ -200,7 +200,7 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
         """
         return {"batch_size": 2, "learning_rate": 0.003} | ({"schedule": "poly"} if self.norm == "layer" else {})
 
-    def fitted(self, image: MetaTensor) -> MetaTensor:
+    def fit_size(self, image: MetaTensor) -> MetaTensor:
         """Pad a volume at least to the size of a patch, and to a multiple of ``divisor`` voxels along each axis."""
         from monai.transforms import DivisiblePad, SpatialPad
 
@@ -216,7 +216,7 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
         placed = self.regrid(mask[None], whole.affine, str(sample.label), site, nearest=True)
         inside = structured.inside(placed.as_tensor()[0].numpy(), meaning).to(torch.int8)
         # Padding must become -1 (ignored). Padding adds zeros, so targets are shifted by 1 before, and back afterwards.
-        return self.fitted(MetaTensor(inside.add_(1), affine=placed.affine)).as_tensor().sub_(1)
+        return self.fit_size(MetaTensor(inside.add_(1), affine=placed.affine)).as_tensor().sub_(1)
 
     def open_folder(self, site: str, own: SegmentationSite, datalist: Datalist) -> SiteData:
         return FolderPatches(self, datalist, self.coding_of(site, own), **own.memory())
@@ -243,14 +243,14 @@ class _Patches(VolumeData):
         spacing = tuple(volume.spacing.tolist()) or None
         return {"image": volume.whole("image"), "label": volume.whole("label"), "spacing": spacing}
 
-    def prepared(self, whole: Whole, sample: Sample, structured: Structured) -> Arrays:
+    def prepare_volume(self, whole: Whole, sample: Sample, structured: Structured) -> Arrays:
         """Return a volume and its targets as the task's networks get them, as parts of :class:`Prepared`."""
-        from fairflare.tasks.volumes.prepared import prepared_parts
+        from fairflare.tasks.volumes.prepared import prepare_parts
 
         targets = self.task.targets(whole, structured, sample, self.site)  # first, as more is in memory after the image
-        image = self.task.placed(whole, sample.image.name, self.site)
+        image = self.task.place_volume(whole, sample.image.name, self.site)
         spacing = () if whole.affine is None else image.pixdim.tolist()
-        return prepared_parts(image.numpy(), targets.numpy(), spacing)
+        return prepare_parts(image.numpy(), targets.numpy(), spacing)
 
     def num_samples(self, split: str) -> int:
         count = super().num_samples(split)  # type: ignore[safe-super]
@@ -333,14 +333,14 @@ class FolderPatches(_Patches, FolderVolumes):
         found = []
         for sample in self.datalist.splits[self.check_split(split)]:
             grid, codes = image_file(sample.image).facts().grid, self.task.orientation
-            view, affine = oriented(np.broadcast_to(np.True_, grid.shape), grid.affine, codes)
+            view, affine = orient_view(np.broadcast_to(np.True_, grid.shape), grid.affine, codes)
             stored = np.linalg.norm(affine[:3, :3], axis=0)
             found.append((view.shape * stored / (stored if self.task.spacing is None else self.task.spacing)).tolist())
         return found
 
-    def labelled(self, sample: Sample, split: str) -> list[int]:
+    def list_labels(self, sample: Sample, split: str) -> list[int]:
         counts = counts_of(read_labels(sample, self.site, split, self.max_image_bytes, self.reading))
-        meaning = self.task.structured(self.coding, self.site, split).meaning(counts, str(sample.label))
+        meaning = self.task.structure_masks(self.coding, self.site, split).meaning(counts, str(sample.label))
         return [number for number, labels in enumerate(self.task.structures) if {*meaning.values()} & {*labels}]
 
     def repeat_by_sample(self, split: str, values: list[Any]) -> list[Any]:
@@ -348,8 +348,8 @@ class FolderPatches(_Patches, FolderVolumes):
         return [value for value in values for _ in range(self.task.patches)] if split in CUT else values
 
     def prepare(self, split: str, sample: Sample) -> Arrays:
-        structured = self.task.structured(self.coding, self.site, split)
-        return self.prepared(self.read_sample(sample, split), sample, structured)
+        structured = self.task.structure_masks(self.coding, self.site, split)
+        return self.prepare_volume(self.read_sample(sample, split), sample, structured)
 
 
 class PhantomPatches(_Patches, PhantomVolumes):
@@ -365,7 +365,7 @@ class PhantomPatches(_Patches, PhantomVolumes):
         nested = self.task.labels is None and not self.task.exclusive
         labels = [[1, 2], [2]][: self.task.num_classes] if nested else self.task.structures
         structured = Structured(labels, {0: 0, 1: 1, 2: 2}, self.site, "none", self.task.ignore)
-        return self.prepared(whole, Sample(Path("phantom"), Path("phantom")), structured)
+        return self.prepare_volume(whole, Sample(Path("phantom"), Path("phantom")), structured)
 
 
 def cross_entropies(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,7 @@ from fairflare.cli.options import (
     which_paper,
 )
 from fairflare.cli.run.folder import site_settings
-from fairflare.cli.run.here import stopped_by_signals
+from fairflare.cli.run.here import stop_by_signals
 from fairflare.cli.run.words import say_what_is_shared, say_what_lacks, say_what_was_left, say_whose_setting
 from fairflare.cli.screen import AsJson, console, errors, one_document, say, user_errors
 from fairflare.federation.plan.run_settings import RUN, TRAINING
@@ -240,7 +240,7 @@ def series_of(
 
     Settings that are not given follow the sites' own images, where sites have such.
     """
-    from fairflare.cli.data.own_images import forbid_phantom, kind_by_manifest, suited
+    from fairflare.cli.data.own_images import choose_run_settings, forbid_phantom, kind_by_manifest
     from fairflare_lab.cli.compare.series import Series, read_entry, read_file
 
     file = read_file(plan) if isinstance(plan, Path) else dict(plan or {})
@@ -272,7 +272,7 @@ def series_of(
     )
     series = replace(series, settings={**fitted, **series.settings})
     quick = series.small and not series.task_file
-    more = suited(
+    more = choose_run_settings(
         series.runs()[0].make(), local, Path(data) if data else None, series.settings,
         quick=quick, trial=series.small and series.rounds is None,
     )  # fmt: skip
@@ -296,7 +296,7 @@ def _go(runner: Runner) -> None:
         note_session(runner.folder, ["fairflare", *sys.argv[1:]], runner.local, missing)
     say_what_was_left()
     console.print(plan_in_words(runner), highlight=False, markup=False, soft_wrap=True)
-    with stopped_by_signals(errors) as stop:
+    with stop_by_signals(errors) as stop:
         try:
             runner.go(lambda progress: tell(runner, progress), stop)
         except KeyboardInterrupt:

@@ -17,8 +17,8 @@ from typing import Any
 from fairflare.base.disk.files import sha256_of, write_whole
 from fairflare.base.machine.one_run import refuse_inside_run
 from fairflare.base.settings import flatten
-from fairflare.cli.run.folder import refused
-from fairflare.methods.base.catalog import added_files
+from fairflare.cli.run.folder import was_refused
+from fairflare.methods.base.catalog import list_added_files
 from fairflare.reporting.documents import RunResults
 from fairflare.reporting.results import find_results, read_results, results_in
 from fairflare_lab.cli.compare import worker
@@ -143,8 +143,8 @@ class Runner:
     def _look(self, progress: Progress, overwrite: bool) -> None:
         """Look at a run's folder: mark a completed run as done, and remove or refuse a run of other settings."""
         place = self.place(progress.run)
-        differing = _differing(place, self._wanted(progress.run))
-        if differing and not overwrite and not refused(place):
+        differing = _differing(place, self._describe(progress.run))
+        if differing and not overwrite and not was_refused(place):
             raise ValueError(
                 f"{place} holds a run of other settings ({differing}); give --overwrite to replace it, the row another "
                 "label, or another --out"
@@ -154,9 +154,11 @@ class Runner:
         elif _outcome(place, 0)[0] == DONE and (not progress.run.held_out or Unseen.is_in(find_results(place).parent)):
             progress.state = DONE
 
-    def _wanted(self, run: Run) -> dict[str, Any]:
+    def _describe(self, run: Run) -> dict[str, Any]:
         left_out = {"held_out": run.held_out} if run.held_out else {}
-        files = {"method_files": {str(file): sha256_of(file) for file in added_files()}} if added_files() else {}
+        files = (
+            {"method_files": {str(file): sha256_of(file) for file in list_added_files()}} if list_added_files() else {}
+        )
         wanted = {"plan": dict(run.plan), "local": self.local, "simulator": bool(self.simulator), **left_out, **files}
         return json.loads(json.dumps(wanted))
 
@@ -164,7 +166,7 @@ class Runner:
         """Begin a run in a process that ends when the returned connection is closed or this process has ended."""
         place = self.place(progress.run)
         place.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(self._wanted(progress.run), indent=2) + "\n"
+        text = json.dumps(self._describe(progress.run), indent=2) + "\n"
         write_whole(place / PLAN_FILE, lambda path: path.write_text(text, "utf-8"), shared=True)
         # State that a run needs to be resumed is saved in its own folder, also where the data file names other folders.
         own = {"state_root": str(place / "fairflare_state"), "checkpoint_root": str(place / "fairflare_checkpoints")}
@@ -176,7 +178,7 @@ class Runner:
             "output": str(place / "output.log"),
             "simulator": self.simulator,
             "held_out": progress.run.held_out,
-            "method_files": [*map(str, added_files())],
+            "method_files": [*map(str, list_added_files())],
         }
         theirs, alive = multiprocessing.Pipe(duplex=False)
         process = self._processes().Process(target=worker.work, args=(given, theirs), name=progress.run.name)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from fairflare.cli.screen import console, say
-from fairflare.reporting.layout import counted
+from fairflare.reporting.layout import format_count
 from fairflare_lab.cli.compare.runs import DONE, FAILED, RUNNING, Progress, Runner
 
 
 def plan_in_words(runner: Runner) -> str:
     """Return a comparison's runs in words: ``2 rows x 3 seeds: 6 runs to do, 4 at once, in comparison; ...``."""
-    rows = counted(len({p.run.entry.label for p in runner.all}), "row")
-    seeds = counted(len({p.run.seed for p in runner.all}), "seed")
+    rows = format_count(len({p.run.entry.label for p in runner.all}), "row")
+    seeds = format_count(len({p.run.seed for p in runner.all}), "seed")
     left_out = len({p.run.held_out for p in runner.all if p.run.held_out})
-    turns = f" x {counted(left_out, 'left-out site')}" if left_out else ""
+    turns = f" x {format_count(left_out, 'left-out site')}" if left_out else ""
     missing = sum(p.state != DONE for p in runner.all)
     return (
         f"{rows} x {seeds}{turns}: {missing} runs to do, "

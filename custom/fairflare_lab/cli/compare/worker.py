@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fairflare.cli.run.here import Stop, logged, run_plan, stopped_by_signals
+from fairflare.cli.run.here import Stop, run_plan, stop_by_signals, write_log
 from fairflare.cli.run.simulate import RUN_FOLDER, simulate
 from fairflare.reporting.results import mark_ended
 
@@ -36,7 +36,7 @@ def work(given: Mapping[str, Any], parent: Connection) -> None:
         for printed in (1, 2):
             os.dup2(output.fileno(), printed)
     place = Path(given["workspace"])
-    with Path(os.devnull).open("w") as nowhere, stopped_by_signals(view := Console(file=nowhere)) as stop:
+    with Path(os.devnull).open("w") as nowhere, stop_by_signals(view := Console(file=nowhere)) as stop:
         threading.Thread(target=_end_with_parent, args=(parent, stop), daemon=True).start()
         try:
             code = _run(given, place, view, stop)
@@ -51,12 +51,12 @@ def work(given: Mapping[str, Any], parent: Connection) -> None:
 
 def _run(given: Mapping[str, Any], place: Path, view: Console, stop: Stop) -> int:
     from fairflare.methods.base.catalog import add_file
-    from fairflare_lab.compare.at_left_out import completed, drop_site
+    from fairflare_lab.compare.at_left_out import drop_site, is_completed
 
     for file in given["method_files"]:
         add_file(file)
     local, log = given["local"], Path(given["log"])
-    if given["held_out"] and completed(place):  # the run is complete; only the test at the left-out site is missing
+    if given["held_out"] and is_completed(place):  # the run is complete; only the test at the left-out site is missing
         return 0
     if given["held_out"]:
         local = drop_site(local, given["held_out"])
@@ -66,7 +66,7 @@ def _run(given: Mapping[str, Any], place: Path, view: Console, stop: Stop) -> in
         return simulate(FairRecipe(**given["plan"]), place, given["simulator"], local, log, view, stop)
     from fairflare.federation.plan.plan import make_plan
 
-    with logged(log, "a"):
+    with write_log(log, "a"):
         return run_plan(make_plan(**given["plan"]), place, local, stop)
 
 
@@ -74,7 +74,7 @@ def _test_further(given: Mapping[str, Any], place: Path, stop: Stop) -> int:
     """Test the run's model at the left-out site, and return the exit code."""
     from fairflare_lab.compare.at_left_out import evaluate_unseen
 
-    with logged(Path(given["log"]), "a"):
+    with write_log(Path(given["log"]), "a"):
         try:
             evaluate_unseen(given["plan"], place, given["held_out"], given["local"], stop)
         except (OSError, RuntimeError, ValueError) as error:

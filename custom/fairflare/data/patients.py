@@ -25,7 +25,7 @@ def suggest_groups(names: Sequence[str]) -> tuple[str, dict[str, str]] | None:
         names: names of files, perhaps with their folders.
 
     Example:
-        >>> found = suggested(["p1_0.png", "p1_1.png", "p2_0.png", "p3_0.png", "p3_1.png", "p4_0.png", "p4_1.png"])
+        >>> found = suggest_groups(["p1_0.png", "p1_1.png", "p2_0.png", "p3_0.png", "p3_1.png", "p4_0.png", "p4_1.png"])
         >>> found[1]["p3_1.png"]
         'p3'
     """

@@ -227,7 +227,7 @@ def fit_effects(cells: Cells) -> dict[str, float]:
     A structure that only one site has does not influence the comparison: its :math:`v_s` takes up the residual.
 
     Example:
-        >>> found = adjusted({"A": {"s1": 0.8}, "B": {"s2": 0.6}, "C": {"s1": 0.7, "s2": 0.5}})
+        >>> found = fit_effects({"A": {"s1": 0.8}, "B": {"s2": 0.6}, "C": {"s1": 0.7, "s2": 0.5}})
         >>> {site: round(value, 6) for site, value in found.items()}
         {'A': 0.7, 'B': 0.7, 'C': 0.6}
     """

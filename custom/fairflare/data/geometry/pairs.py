@@ -151,7 +151,7 @@ def tag_turn(tag: int | None) -> Turn:
 
     Tags other than 1 to 8 change nothing.
 
-    >>> turned(np.array([[0, 1, 2], [3, 4, 5]]), tag_turn(6)).tolist()
+    >>> turn_view(np.array([[0, 1, 2], [3, 4, 5]]), tag_turn(6)).tolist()
     [[3, 0], [4, 1], [5, 2]]
     """
     number = (tag or 1) - 1 if tag in range(1, 9) else 0

@@ -21,7 +21,7 @@ test: $(STAMP)
 # Every test but those that start networks for minutes (walks).
 test-all: test test-long
 
-# Three processes on two cores: many of these tests wait for processes of their own. CI runs a third: make test-long PART=1/3
+# Three processes on two cores: many of these tests wait for processes of their own. CI runs a quarter: make test-long PART=1/4
 PART ?= 1/1
 test-long: $(STAMP)
 	$(BIN)/python -m pytest -m "long and not walk" -n 3 --dist worksteal --durations 25 --part $(PART)

@@ -309,7 +309,7 @@ def table(stage: str) -> None:
             by_row[d.label][d.measure] = d
         for label, of in sorted(by_row.items(), key=lambda item: -item[1]["worst"].mean):
             cells = [
-                f"{d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}]" + "*" * (corrected.get(id(d), 1.0) < 0.05)
+                f"{d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}]" + "*" * bool(corrected.get(id(d), 1.0) < 0.05)
                 for d in (of["worst"], of["average"])
             ]
             print(f"| {label} | {len(of['worst'].values)} | {' | '.join(cells)} |")

@@ -85,17 +85,24 @@ def test_the_plan_of_300_federations_is_that_of_all_their_cases(tmp_path: Path) 
         assert in_short(plan)[2:] == wanted, seed
 
 
-def test_a_second_plan_with_one_case_more_is_refused_by_the_site(tmp_path: Path) -> None:
+def test_a_second_plan_with_one_case_more_at_a_site_is_refused(tmp_path: Path) -> None:
+    """Check that no plan of the other sites is made: the first plan less theirs would be the site's own counts."""
     state, sites = tmp_path / "state", [made_up(3)[0][:9] for _ in range(4)]
     planned(tmp_path / "first", sites, state)
     assert not planned(tmp_path / "again", sites, state)[1]  # the same cases may be counted again
     more = [Case((9.0, 0.5, 0.5), (30, 300, 200), 1.0) for _ in range(5)]
-    plan, out = planned(tmp_path / "one", [[*sites[0], more[0]], *sites[1:]], state)
-    why = "site 'site-1': its training cases differ in fewer cases than its min_cases from those of an earlier plan"
-    assert [*out] == ["site-1"]
-    assert why in out["site-1"]
-    assert in_short(plan)[2:] == by_numpy([case for site in sites[1:] for case in site])[2]
+    with pytest.raises(RoundFailed, match=r"'site-1': its training cases differ in fewer") as refused:
+        planned(tmp_path / "one", [[*sites[0], more[0]], *sites[1:]], state)
+    assert "The sum of the other sites, less an earlier one, would show it too" in str(refused.value)
+    assert not [*(tmp_path / "one").rglob(PLAN)]
     assert not planned(tmp_path / "five", [[*sites[0], *more], *sites[1:]], state)[1]
+
+
+def test_where_too_few_sites_have_enough_cases_the_small_one_is_named(tmp_path: Path) -> None:
+    sites = [made_up(3)[0][:9] for _ in range(3)]
+    with pytest.raises(RoundFailed, match=r"2 members and needs 3.*site 'site-3': it takes no part in planning") as few:
+        planned(tmp_path / "run", [*sites[:2], sites[2][:4]], min_sites=1)
+    assert "{" not in str(few.value)
 
 
 # ------------------------------------------------------------------------------------------------ one site lies

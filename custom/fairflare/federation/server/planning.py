@@ -66,8 +66,9 @@ class Planning(Rounds):
             f"plan of {answers.cases} cases at {len(record.accepted)} sites for {memory:g} GB"
             f"{f'; {more} site(s) have more' * bool(more)}"
         )
-        text = json.dumps(plan, indent=1) + "\n"
-        write_whole(self.journal.store.folder / PLAN, lambda path: path.write_text(text, "utf-8"))
+        write_whole(
+            self.journal.store.folder / PLAN, lambda path: path.write_text(json.dumps(plan, indent=1) + "\n", "utf-8")
+        )
         self.journal.round_done(record)
         self.journal.store.finish("completed")
 
@@ -93,6 +94,8 @@ class Planning(Rounds):
             sites = [site for site in sites if site not in lost]
         phase = self.asking(TASK_PLAN, number, asked, sites, self.settings.validate_timeout, use)
         self.journal.record_left_out(phase, record)
+        if secure and (refused := [reason for reason in phase.left_out.values() if "an earlier plan" in reason]):
+            raise RoundFailed(f"plan: {refused[0]}. The sum of the other sites, less an earlier one, would show it too")
         record.accepted = sorted(phase.good)
         if len(record.accepted) < self.settings.min_sites:
             raise self.asking.too_few(phase)
@@ -109,8 +112,10 @@ class Planning(Rounds):
         like = {f"{name}.sum": torch.zeros(size) for name, size in shapes.items()}
         try:
             summed = self.sums.counts(record, asked, like, record.accepted)
-        except SitesLost as lost_sites:
-            raise RoundFailed(f"plan: {lost_sites.args[0]}; ask again") from lost_sites
+        except SitesLost as few:
+            raise RoundFailed(
+                "plan: " + "; ".join([*few.args[0].values(), *(one.reason for one in record.left_out)])
+            ) from few
         whole: dict[str, Any] = {
             name: sums.round() if name in names else sums for name in shapes for sums in [summed[f"{name}.sum"].numpy()]
         }
@@ -152,8 +157,11 @@ def read_counts(
     Raises:
         ReportError: the answer cannot be used; the message names site, field and value.
     """
-    meta = read_head(site, message, number)
-    counts = {name: value for name, value in read_report(meta.get("report"), FIELDS, site).items() if value is not None}
+    counts = {
+        name: value
+        for name, value in read_report(read_head(site, message, number).get("report"), FIELDS, site).items()
+        if value is not None
+    }
     vectors = {*names, *(f"{name}_cases" for name in names)}
     lacking = sorted(vectors.union([CROPPED] * (not secure)) - {*counts})
     refuse_if(site, {f"the answer lacks the field {lacking[0] if lacking else ''!r}": bool(lacking)})

@@ -100,8 +100,18 @@ def read_plan(document: Any) -> NnUNetPlan:
     stages = {len(stage_list) for stage_list in (network.features_per_stage, network.kernel_sizes, network.strides)}
     stages |= {len(network.n_conv_per_stage), len(network.n_conv_per_stage_decoder) + 1}
     divisors = [math.prod(along) for along in zip(*network.strides, strict=True)]
-    forward = document.get("transpose_forward")
+    raw, forward = part["architecture"]["arch_kwargs"], document.get("transpose_forward")
     refuse({
+        **{
+            f"the plan's {name} must be {' or '.join(map(str, values))}, as nnU-Net's planner has it, got "
+            f"{raw.get(name)!r:.80}": raw.get(name) not in values
+            for name, values in {
+                "norm_op_kwargs": [{"eps": 1e-5, "affine": True}],
+                "nonlin_kwargs": [{"inplace": True}, {"inplace": True, "negative_slope": 0.01}],
+                "n_stages": [len(network.features_per_stage)],
+            }.items()
+        },
+        "the plan's kernel_sizes must be odd": any(side % 2 == 0 for kernel in network.kernel_sizes for side in kernel),
         "the plan's architecture must have as many features, kernels and strides as stages, at least 2":
             len(stages) > 1 or min(stages) < 2,
         f"the plan's patch_size {list(full.patch_size)} must be divisible by {divisors}":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -78,7 +79,16 @@ def plan(
             for reason in dict.fromkeys(left):
                 note(f"left out of the plan: {reason}")
             shutil.copy(folder / RUN_DIR / RESULTS_FOLDER / PLAN, out)
-            say(f"plan: {out} (fairflare run METHOD --task nnunet --set plan={out})", console)
+            say(
+                f"plan: {out} (fairflare run METHOD --data {data} --task nnunet --set plan={out}"
+                + "".join(
+                    f" --set {shlex.quote(word)}"
+                    for word in settings or ()
+                    if word.partition("=")[0] in ("num_classes", "labels", "channels")
+                )
+                + ")",
+                console,
+            )
     raise typer.Exit(report(folder, code, log) if code else 0)
 
 

@@ -105,11 +105,11 @@ def read_plan(document: Any) -> NnUNetPlan:
         **{
             f"the plan's {name} must be {' or '.join(map(str, values))}, as nnU-Net's planner has it, got "
             f"{raw.get(name)!r:.80}": raw.get(name) not in values
-            for name, values in {
-                "norm_op_kwargs": [{"eps": 1e-5, "affine": True}],
-                "nonlin_kwargs": [{"inplace": True}, {"inplace": True, "negative_slope": 0.01}],
-                "n_stages": [len(network.features_per_stage)],
-            }.items()
+            for name, values in dict[str, list[Any]](
+                norm_op_kwargs=[{"eps": 1e-5, "affine": True}],
+                nonlin_kwargs=[{"inplace": True}, {"inplace": True, "negative_slope": 0.01}],
+                n_stages=[len(network.features_per_stage)],
+            ).items()
         },
         "the plan's kernel_sizes must be odd": any(side % 2 == 0 for kernel in network.kernel_sizes for side in kernel),
         "the plan's architecture must have as many features, kernels and strides as stages, at least 2":

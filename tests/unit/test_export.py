@@ -175,7 +175,7 @@ def test_nnunets_folder_has_every_name_under_which_nnunet_lists_a_tensor(tmp_pat
     network = own["configurations"]["3d_fullres"]["architecture"]["arch_kwargs"]
     network.update(
         features_per_stage=[2, 2, 2, 2], kernel_sizes=[[3, 3, 3]] * 4, strides=[[1, 1, 1], *[[2, 2, 2]] * 3],
-        n_conv_per_stage=[2] * 4, n_conv_per_stage_decoder=[2] * 3,
+        n_conv_per_stage=[2] * 4, n_conv_per_stage_decoder=[2] * 3, n_stages=4,
     )  # fmt: skip
     export(predictor(NnUNetTask(plan=own)), "nnunet", tmp_path / "out")
     read = torch.load(tmp_path / "out" / "fold_all" / "checkpoint_final.pth", weights_only=True)

@@ -20,7 +20,7 @@ from fairflare.cli.data.own_images import (
     forbid_phantom,
     read_first_images,
 )
-from fairflare.cli.data.sites import run_sites
+from fairflare.cli.data.sites import file_in, run_sites
 from fairflare.cli.run.folder import site_settings
 from fairflare.data.datalist import DataError, load_datalist
 from fairflare.data.patients import find_shared_groups, suggest_groups
@@ -259,6 +259,12 @@ def test_check_data_tells_of_likely_patients_in_training_and_test(tmp_path: Path
     assert "no 'patient' is named, and by the names of files images of 2 of 6 groups (p03, p04)" in told
     assert "2 note(s) [0]" in told
     assert "no 'patient'" not in fairflare("check-data", site(tmp_path / "B", patient=True))
+
+
+def test_the_site_file_lies_in_a_folder_or_beside_its_manifest(tmp_path: Path) -> None:
+    wanted = tmp_path / "fairflare.json"
+    assert [file_in(path) for path in (tmp_path, tmp_path / "manifest.json", wanted)] == [wanted] * 3
+    assert file_in(tmp_path / "other.json") == tmp_path / "other.json"
 
 
 def prepared(tmp_path: Path, capsys: Any, *more: str) -> str:

@@ -283,10 +283,12 @@ def _suggest_line(command: str, words: Sequence[str], wrong: str, has: Sequence[
             line.append(shlex.quote(word))
     # Two methods, of which one came with --method, are for compare.
     return (
-        ""
-        if not answered
-        else _guess_meaning(command, shlex.split(" ".join(line)))
-        or (f". Meant is probably: fairflare {command} {' '.join(line)}")
+        (
+            _guess_meaning(command, shlex.split(" ".join(line)))
+            or f". Meant is probably: fairflare {command} {' '.join(line)}"
+        )
+        if answered
+        else ""
     )
 
 

@@ -103,7 +103,7 @@ def names_of(sites: str | None) -> list[str] | None:
 
 
 def file_in(data: Path) -> Path:
-    """Return the site file for ``--data``: the path itself, or the file ``fairflare.json`` in a folder."""
+    """Return the site file for ``--data``: the path itself, or ``fairflare.json`` in a folder or beside a manifest."""
     return (
         data / "fairflare.json"
         if data.is_dir()

@@ -335,9 +335,8 @@ class FolderPatches(_Patches, FolderVolumes):
             grid, codes = image_file(sample.image).facts().grid, self.task.orientation
             view, affine = orient_view(np.broadcast_to(np.True_, grid.shape), grid.affine, codes)
             ratio = 1.0 if self.task.spacing is None else np.linalg.norm(affine[:3, :3], axis=0) / self.task.spacing
-            found.append(
-                np.round(np.multiply(view.shape, ratio), 3).tolist()
-            )  # what a header's float32 adds is no further voxel
+            # Rounded: what a header's float32 adds to a spacing is no further voxel.
+            found.append(np.round(np.multiply(view.shape, ratio), 3).tolist())
         return found
 
     def list_labels(self, sample: Sample, split: str) -> list[int]:

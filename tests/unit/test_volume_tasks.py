@@ -20,6 +20,7 @@ from fairflare.prediction.predictor import load_predictor
 from fairflare.tasks.segmentation import SegmentationTask
 from fairflare.tasks.volumes.classification import VolumeClassificationTask
 from fairflare.tasks.volumes.segmentation import VolumeSegmentationTask
+from tests.bundles import write_volumes
 from tests.tiny import run_document
 
 SHAPE = (20, 24, 18)
@@ -183,3 +184,12 @@ def test_a_run_and_its_mask_in_the_grid_of_the_file(tmp_path: Path) -> None:
         sure = abs((stored - low) / (high - low) - 0.5) > 0.02  # of voxels near the threshold nothing is said
         found_there = np.asanyarray(saved.dataobj) == 1
         assert (found_there == (stored > (low + high) / 2))[sure].all()
+
+
+def test_a_headers_float32_is_no_further_voxel(tmp_path: Path) -> None:
+    given = write_volumes(tmp_path, size=(8, 9, 10), counts=(1, 1, 1))
+    for file in [*tmp_path.rglob("*.nii")]:
+        volume = nibabel.load(file)
+        nibabel.save(nibabel.Nifti1Image(np.asarray(volume.dataobj), np.diag([3.2, 3.2, 3.2, 1.0])), file)
+    data = VolumeSegmentationTask(spacing=(3.2, 3.2, 3.2)).open_site("a", given)
+    assert data.shapes("training") == [[8.0, 9.0, 10.0]]

@@ -110,7 +110,7 @@ def entries(stage: str, family: str) -> Iterator[list[dict[str, Any]]]:
     """Yield the rows of a comparison in groups; a group's runs are done with all seeds before the next one's."""
     told, task = PLAN["stages"][stage], PLAN["families"][family]["task"]
     rows = {}
-    for label, (method, *more) in PLAN["rows"].items():
+    for label, (method, *more) in (PLAN["rows"] | told.get("more", {})).items():
         settings, kind = [*more, *({}, None)[len(more) :]]
         if kind in (None, task):
             epochs = {} if "local_steps" in settings else {"local_epochs": 1}
@@ -169,6 +169,7 @@ def go(stage: str, family: str, work: Path, source: Path, end: float) -> bool:
         file.write_text(yaml.safe_dump(plan, sort_keys=False), encoding="utf-8")
         words = ["compare", "--plan", file, "--data", site_file, "--jobs", "1", "--out", folder]
         words += ["--hold-out", "each"] if told.get("hold_out") else []
+        words += ["--method-file", ROOT / told["method_file"]] if "method_file" in told else []
         in_time = call(*words, end=end)
         pack(name, work)
         if not in_time:
@@ -273,7 +274,9 @@ def best_of(stage: str, count: int) -> list[str]:
 
 
 def tuned(family: str, row: Mapping[str, Any], *, first: bool = False) -> dict[str, Any]:
-    """Return the settings with which a row's validation splits were best among its trials."""
+    """Return the settings with which a row's validation splits were best; a row without trials gets the reference's."""
+    if row["label"] not in PLAN["stages"]["tune"]["rows"] + best_of("screen", PLAN["stages"]["tune"]["best"]):
+        row = {**row, "label": REFERENCE, "method": PLAN["rows"][REFERENCE][0], "set": {"local_epochs": 1}}
     trials = [trial(row, {"learning_rate": rate}) for rate in PLAN["rates"]]
     scores = {str(run.info.label): validated(run) for run in runs_of(f"tune-{family}")}
     for rate in () if first else PLAN["rates"]:

@@ -54,11 +54,7 @@ def only_with(other: str, *values: Any, when: Sequence[Any] = (), fact: bool = F
 
 def needs_of(cls: type) -> dict[str, OnlyWith | None]:
     """Return, by setting, what a class's settings need (:class:`OnlyWith`); the class overrides its base classes."""
-    needs: dict[str, OnlyWith | None] = {}
-    for base in cls.__mro__:
-        for name, need in vars(base).get("acts", {}).items():
-            needs.setdefault(name, need)
-    return needs
+    return {name: need for base in reversed(cls.__mro__) for name, need in vars(base).get("acts", {}).items()}
 
 
 def never_acting(cls: type) -> set[str]:

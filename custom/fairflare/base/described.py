@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fairflare.base.acting import never_acting
+from fairflare.base.checks import group_by_key
 from fairflare.base.settings import REQUIRED, default_of, describe_type, hints_of, parts_of, quote_names
 
 
@@ -43,12 +44,14 @@ def describe_settings(cls: type, prefix: str = "") -> list[Setting]:
         wanted = f"one of {quote_names(kinds)}" if kinds else describe_type(hints_of(cls)[field.name])
         shown = None if default is REQUIRED else type(default).kind if kinds else default
         described_settings.append(Setting(name, wanted, shown, default is REQUIRED, texts.get(field.name, "")))
-        owners: dict[str, tuple[Setting, list[str]]] = {}
-        for kind, part in kinds.items():
-            for inner in describe_settings(part, f"{name}."):
-                owners.setdefault(repr(inner), (inner, []))[1].append(kind)
+        alike = group_by_key(
+            (repr(inner), (inner, kind))
+            for kind, part in kinds.items()
+            for inner in describe_settings(part, f"{name}.")
+        )
         described_settings += [
-            dataclasses.replace(s, only=f"{name}={', '.join(having)}") for s, having in owners.values()
+            dataclasses.replace(pairs[0][0], only=f"{name}={', '.join(kind for _, kind in pairs)}")
+            for pairs in alike.values()
         ]
     return described_settings
 

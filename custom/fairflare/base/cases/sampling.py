@@ -85,8 +85,10 @@ def case_scores(scores: npt.NDArray[np.floating], cases: Cases | None, low: floa
     Returns:
         Number of cases in each bin, from the lowest bin to the highest, which includes ``high``.
     """
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise ValueError(f"the range of the scores must be finite with low < high, got [{low}, {high}]")
+    checks.refuse({
+        f"the range of the scores must be finite with low < high, got [{low}, {high}]":
+            not (math.isfinite(low) and math.isfinite(high) and low < high),
+    })  # fmt: skip
     count, number = number_cases(len(scores), cases)
     sums = np.bincount(number, weights=np.asarray(scores, np.float64), minlength=count)
     means = sums / np.bincount(number, minlength=count)
@@ -133,8 +135,6 @@ def number_cases(images: int, cases: Cases | None) -> tuple[int, npt.NDArray[np.
     checks.whole("the number of images", images)
     if cases is None:
         return images, np.arange(images)
-    if len(cases) != images:
-        raise ValueError(f"{len(cases)} cases are named for {images} images")
-    known: dict[Hashable, int] = {}
-    number = np.array([known.setdefault(case, len(known)) for case in cases], np.int64)
-    return len(known), number
+    checks.refuse({f"{len(cases)} cases are named for {images} images": len(cases) != images})
+    numbers = {case: number for number, case in enumerate(dict.fromkeys(cases))}
+    return len(numbers), np.array([numbers[case] for case in cases], np.int64)

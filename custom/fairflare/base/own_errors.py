@@ -67,10 +67,9 @@ def _needs(package: str, extra: str) -> str:
 
 def _is_installed(file: str) -> bool:
     path = Path(file)
-    if PACKAGE in path.parents or file.startswith("<"):
-        return True
-    return any(Path(sysconfig.get_paths()[kind]) in path.parents for kind in ("purelib", "platlib", "stdlib")) or (
-        "site-packages" in path.parts
+    folders = (PACKAGE, *(sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")))
+    return (
+        file.startswith("<") or "site-packages" in path.parts or any(path.is_relative_to(folder) for folder in folders)
     )
 
 

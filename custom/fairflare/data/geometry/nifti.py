@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.data.geometry.misfits import ASK, Misfit
+from fairflare.base.checks import true_texts
+from fairflare.data.geometry.misfits import ASK, Misfit, refuse_misfit
 from fairflare.data.geometry.pairs import Grid, check_affine, together
 
 UNITS = {1: ("metres", 1e3), 3: ("microns", 1e-3)}  # key: xyzt_units & 7; 2 is mm, 0 is unknown, taken as mm
@@ -62,20 +63,22 @@ def nifti_grid(header: Any) -> Grid:
     statements = [(name, check_affine(in_mm @ form[:, [1, 0, 2, 3]], shape, name)) for name, form in affines.items()]
     if len(statements) > 1 and together(statements[0][1], statements[1][1], shape):
         statements = statements[:1]
-    notes = [f"voxels are given in {unit}; they are read in mm"] if affines and factor != 1 else []
-    if len(statements) > 1:
-        notes.append("qform and sform differ: the sform is read, unless the mask fits the qform alone")
+    notes = true_texts({
+        f"voxels are given in {unit}; they are read in mm": affines and factor != 1,
+        "qform and sform differ: the sform is read, unless the mask fits the qform alone": len(statements) > 1,
+    })  # fmt: skip
     return Grid(shape, tuple(statements), note="; ".join(notes))
 
 
 def _qform(header: Any, axes: Sequence[int]) -> npt.NDArray[Any]:
     header = header.copy()
     for axis, length in enumerate(axes, 1):
-        size = float(header["pixdim"][axis])
-        if length == 1 and size == 0:
+        if length == 1 and header["pixdim"][axis] == 0:
             header["pixdim"][axis] = 1  # the size of an axis of one voxel does not matter
-        elif not size > 0:
-            raise Misfit("a voxel without a size", f"pixdim[{axis}] is {size:g}, and its qform needs it", ASK)
+        size = float(header["pixdim"][axis])
+        refuse_misfit(
+            not size > 0, "a voxel without a size", f"pixdim[{axis}] is {size:g}, and its qform needs it", ASK
+        )
     if header["pixdim"][0] == 0:
         header["pixdim"][0] = 1
     return np.asarray(header.get_qform())

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.data.geometry.misfits import ACROSS, ASK, SKEW, STEP, Misfit, format_values, sides_of
+from fairflare.data.geometry.misfits import ACROSS, ASK, SKEW, STEP, Misfit, format_values, refuse_misfit, sides_of
 from fairflare.data.orientation import PLAIN, Turn, back, turn_of, turn_view
 
 DrawnOn = Literal["stored", "upright"]
@@ -118,12 +118,10 @@ def fit(image: Grid, mask: Grid, drawn_on: str | None = None, orientation: str =
             f"its FrameOfReferenceUID is {mask.frame}, the image's {image.frame}, so places cannot be compared",
             ANEW,
         )
-    if image.statements and mask.statements and mask.of == SEGMENTS:
-        whole, places = _extend_to_slices(image, mask)
+    if image.statements and mask.statements:
+        whole, places = _extend_to_slices(image, mask) if mask.of == SEGMENTS else (mask, ())
         fitting = _fit_affines(image, whole)
         return replace(fitting, places=places, slices=whole.shape[2]) if isinstance(fitting, Fit) else fitting
-    if image.statements and mask.statements:
-        return _fit_affines(image, mask)
     if image.posture and mask.posture and image.posture != mask.posture:
         return Misfit(
             "image and mask differ in PatientOrientation",
@@ -180,25 +178,24 @@ def check_affine(affine: Affine, shape: Sequence[int], name: str) -> Affine:
     """
     full = _full(affine, shape)
     sides = np.linalg.norm(full[:3, :3], axis=0)
-    if not np.isfinite(full).all() or not sides.all():
-        raise Misfit(
-            "an affine without a size", f"its {name} has an axis without a length: {format_values(sides)} mm", ASK
-        )
-    for axis in (2, 0, 1):
-        if shape[axis] == 1:
-            continue
-        direction, others = full[:3, axis], np.delete(full[:3, :3], axis, axis=1)
-        normal = np.cross(others[:, 0], others[:, 1])
+    refuse_misfit(
+        not np.isfinite(full).all() or not sides.all(),
+        "an affine without a size",
+        f"its {name} has an axis without a length: {format_values(sides)} mm",
+        ASK,
+    )
+    for axis in (axis for axis in (2, 0, 1) if shape[axis] != 1):
+        direction, normal = full[:3, axis], _normal_to(axis, full)
         cosine = abs(float(direction @ normal)) / max(float(np.linalg.norm(direction) * np.linalg.norm(normal)), 1e-12)
         sideways = math.sqrt(max(1 - cosine**2, 0.0)) * float(np.linalg.norm(direction)) * (shape[axis] - 1)
-        if 1 - cosine > SKEW and sideways > ACROSS:
-            lean = math.degrees(math.acos(min(cosine, 1.0)))
-            raise Misfit(
-                "slices stacked off their normal",
-                f"its {name} is sheared: its {('rows', 'columns', 'slices')[axis]} are stacked {lean:.1f} degrees off "
-                "their normal",
-                ASK,
-            )
+        lean = math.degrees(math.acos(min(cosine, 1.0)))
+        refuse_misfit(
+            1 - cosine > SKEW and sideways > ACROSS,
+            "slices stacked off their normal",
+            f"its {name} is sheared: its {('rows', 'columns', 'slices')[axis]} are stacked {lean:.1f} degrees off "
+            "their normal",
+            ASK,
+        )
     return affine if np.linalg.norm(affine[:3, :3], axis=0).all() else full
 
 
@@ -255,11 +252,15 @@ def _full(affine: Affine, shape: Sequence[int]) -> Affine:
     full = np.array(affine, np.float64)
     single = [axis for axis in range(3) if shape[axis] == 1]
     if len(single) == 1:
-        others = np.delete(full[:3, :3], single[0], axis=1)
-        normal = np.cross(others[:, 0], others[:, 1])
+        normal = _normal_to(single[0], full)
         length = float(np.linalg.norm(normal))
         full[:3, single[0]] = normal / length if length else full[:3, single[0]]
     return full
+
+
+def _normal_to(axis: int, affine: Affine) -> npt.NDArray[Any]:
+    """Return the cross product of an affine's two axes other than ``axis``."""
+    return np.cross(*np.delete(affine[:3, :3], axis, axis=1).T)
 
 
 def _axes_of(a: Affine, b: Affine) -> Turn:
@@ -278,13 +279,11 @@ def _shape_fits(image: Sequence[int], mask: Sequence[int], turn: Turn) -> bool:
 
 def _apart(a: Affine, b: Affine, turn: Turn, image: Sequence[int], mask: Sequence[int]) -> float:
     """Return the largest distance, in mm, of the mask's eight corners from the corners of the image they belong to."""
-    moved = np.linalg.solve(a, b)
     wanted = np.zeros((3, 4))
-    for j in range(3):
-        i = int(turn[j, 0])
-        wanted[i, j], wanted[i, 3] = turn[j, 1], 0 if turn[j, 1] > 0 else image[i] - 1
+    for j, (axis, flip) in enumerate(turn.astype(int)):
+        wanted[axis, j], wanted[axis, 3] = flip, 0 if flip > 0 else image[axis] - 1
     corners = np.array([[*corner, 1] for corner in product(*((0, length - 1) for length in mask))])
-    return float(np.linalg.norm(a[:3, :3] @ (moved[:3] - wanted) @ corners.T, axis=0).max())
+    return float(np.linalg.norm(a[:3, :3] @ (np.linalg.solve(a, b)[:3] - wanted) @ corners.T, axis=0).max())
 
 
 def _name_misfit(image: Grid, mask: Grid) -> Misfit:
@@ -329,11 +328,10 @@ def _name_misfit(image: Grid, mask: Grid) -> Misfit:
         return Misfit(
             "a mask of another part", f"it covers another part, between the image's voxels ({sizes})", RESAMPLE
         )
-    shift = a[:3, :3] @ first
     flipped = " (one voxel's corner taken for its centre)" if np.abs(np.abs(first) - 0.5).max() <= 0.1 else ""
     return Misfit(
         "a mask that is shifted",
-        f"it is shifted by ({', '.join(f'{each:.4g}' for each in shift + 0.0)}) mm{flipped}",
+        f"it is shifted by ({', '.join(f'{each:.4g}' for each in a[:3, :3] @ first + 0.0)}) mm{flipped}",
         ANEW,
     )
 
@@ -351,9 +349,8 @@ def _find_lost_geometry(image: Grid, mask: Grid) -> Misfit | None:
     same_place = same and np.allclose(of_image[:3, 3], of_mask[:3, 3], atol=1e-3)
     for whose, affine in (("its", of_mask), ("the image's", of_image)):
         sides, first, is_mask = np.abs(affine[:3, :3]).max(0), affine[:3, 3], affine is of_mask
-        along = np.allclose(np.linalg.norm(affine[:3, :3], axis=0), sides, rtol=1e-6)
         if (
-            along
+            np.allclose(np.linalg.norm(affine[:3, :3], axis=0), sides, rtol=1e-6)
             and ((is_mask and same_place) or not first.any())
             and ((is_mask and same) or (apart and (sides == 1).all()))
         ):

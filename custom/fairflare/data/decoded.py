@@ -18,12 +18,14 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fairflare.base.checks import refuse
 from fairflare.base.disk.files import private_folder, remove_partials, write_whole
 from fairflare.data.image_file import ImageFile, image_file
 from fairflare.data.intensity import Bounds
@@ -36,7 +38,6 @@ FORM = 3  # version of the cached files, of decoding and of preparing; files of 
 UNUSED_DAYS = 30  # cached files that were not used for this long are removed
 ALIGNED = 64  # bytes; each array starts at a multiple of them
 Arrays = Mapping[str, npt.NDArray[Any]]
-_SOUND: set[tuple[Path, int]] = set()  # files, with their times of change, whose checksum this process has verified
 
 
 class DecodedVolumes:
@@ -87,9 +88,10 @@ class DecodedVolumes:
         return low_high and (low_high[0], low_high[1])
 
     def _file(self, how: str, sources: Sequence[ImageFile]) -> Path:
-        paths, states = zip(*((str(source.path.resolve()), source.state) for source in sources), strict=True)
-        name, state = (hashlib.sha256(" ".join(words).encode()) for words in ((how, *paths), (str(FORM), *states)))
-        return self.folder / f"{name.hexdigest()[:24]}-{state.hexdigest()[:16]}.npy"
+        paths = (how, *(str(source.path.resolve()) for source in sources))
+        states = (str(FORM), *(f"{source.stamp} {source.size}" for source in sources))
+        name, state = (hashlib.sha256(" ".join(words).encode()).hexdigest() for words in (paths, states))
+        return self.folder / f"{name[:24]}-{state[:16]}.npy"
 
     def _write(self, file: Path, arrays: Arrays) -> None:
         size = sum(array.nbytes + 4096 for array in arrays.values())
@@ -100,8 +102,10 @@ class DecodedVolumes:
             self._make_room(size, file)
             starts: dict[str, int] = {}
             write_whole(file, lambda partial: _save(partial, arrays, starts), durable=False)
-            size = file.stat().st_size
-            _write_record(file, {"size": size, "crc": _checksum(file), "starts": starts, "bounds": {}})
+            state = file.stat()
+            _write_record(
+                file, {"size": state.st_size, "crc": _checksum(file, state.st_mtime_ns), "starts": starts, "bounds": {}}
+            )
 
     @contextlib.contextmanager
     def _warning(self) -> Iterator[None]:
@@ -152,10 +156,8 @@ def _open(file: Path) -> Arrays | None:
     if (record := _record(file)) is None:
         return None
     try:
-        state = (file, file.stat().st_mtime_ns)
-        if state not in _SOUND and _checksum(file) != record["crc"]:
-            raise ValueError("its checksum differs from the recorded one")
-        _SOUND.add(state)
+        checksum = _checksum(file, file.stat().st_mtime_ns)
+        refuse({"its checksum differs from the recorded one": checksum != record["crc"]})
         os.utime(file.with_suffix(".json"))  # mark the arrays as used now
         mapped = np.memmap(file, np.uint8, mode="r")  # once, since each map keeps a file open
         with file.open("rb") as opened:
@@ -190,8 +192,12 @@ def _part(mapped: npt.NDArray[np.uint8], file: Any, start: int) -> npt.NDArray[A
     return mapped[begin : begin + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
 
 
-def _checksum(path: Path) -> int:
-    """Return the CRC-32 of a file, read in parts: a file mapped whole would count as memory of this process."""
+@cache
+def _checksum(path: Path, stamp: int) -> int:
+    """Return the CRC-32 of a file of a time of change, read once in this process.
+
+    The file is read in parts: mapped whole it would count as memory of this process.
+    """
     checksum = 0
     with path.open("rb") as file:
         while block := file.read(2**20):

@@ -18,7 +18,7 @@ from pathlib import Path
 from stat import S_ISDIR
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fairflare.base.checks import first_of, true_texts
+from fairflare.base.checks import first_of, refuse, true_texts
 from fairflare.base.own_errors import reading_as
 from fairflare.data.dicom_files import DICOM, content_of, describe_content, has_dicom_mark
 from fairflare.data.picture_values import (
@@ -96,11 +96,6 @@ class Facts:
     eight_bits: bool = False
     volumes: int = 1
 
-    @property
-    def affine(self) -> npt.NDArray[Any] | None:
-        """Return the affine of the image's grid, see :attr:`Grid.affine`."""
-        return self.grid.affine
-
 
 @dataclass(frozen=True)
 class ImageFile(ABC):
@@ -110,7 +105,6 @@ class ImageFile(ABC):
         path: path of the file, or of the folder of a series.
         stamp: time of the last change in ns; for a series the latest of all its files.
         size: size in bytes; for a series the sum of all its files.
-        known: whether the ending or the mark of the file identifies its kind.
         may_be_volume: whether files of this kind may hold several slices.
     """
 
@@ -118,13 +112,7 @@ class ImageFile(ABC):
     stamp: int
     size: int
 
-    known: ClassVar[bool] = True
     may_be_volume: ClassVar[bool] = False
-
-    @property
-    def state(self) -> str:
-        """Return a text that differs after the file has changed."""
-        return f"{self.stamp} {self.size}"
 
     @abstractmethod
     def decode(self, *, is_mask: bool, limit: int) -> npt.NDArray[Any]:
@@ -151,17 +139,13 @@ class ImageFile(ABC):
             return error.size
 
     @abstractmethod
-    def facts(self) -> Facts:
+    def facts(self, is_mask: bool = False) -> Facts:
         """Return the facts that the header states besides the pixel values; no pixels are decoded.
 
         Raises:
             Misfit: the slices form no stack, or the header states an impossible position.
             ValueError: the file is not of this kind.
         """
-
-    def mask_facts(self) -> Facts:
-        """Return the facts (:meth:`facts`) that the header of a mask states."""
-        return self.facts()
 
     def notes(self, is_mask: bool) -> tuple[str, ...]:
         """Return notes on how the file's values are converted or what is ignored, in the same words for all files."""
@@ -211,7 +195,7 @@ class Picture(ImageFile):
             if picture is None:
                 return ()
             colours = bytes(((picture.mode == "P" and picture.getpalette()) or [])[:12]).hex("#", 3).replace("#", " #")
-            notes = {
+            return tuple(true_texts({
                 f"its palette's indices are the labels (0, 1, ... are #{colours} ...)": is_mask and picture.mode == "P",
                 "its one bit is read as 0 and 1, not as 0 and 255": is_mask and picture.mode == "1",
                 f"its colours are converted from {picture.mode} to RGB": picture.mode in ("CMYK", "YCbCr", "LAB"),
@@ -221,8 +205,7 @@ class Picture(ImageFile):
                 "its gamma is not applied": abs(picture.info.get("gamma", PLAIN_GAMMA) - PLAIN_GAMMA) > 1e-3,
                 "its value of no data (GDAL_NODATA) is not applied": NO_DATA in getattr(picture, "tag_v2", {}),
                 "further pictures in it (a preview, or the other eye) are passed over": picture.format == "MPO",
-            }
-            return tuple(true_texts(notes))
+            }))  # fmt: skip
 
     def names(self) -> dict[int, str]:
         with self.open_picture() as picture:
@@ -230,20 +213,24 @@ class Picture(ImageFile):
             used: Any = picture.getcolors() if picture is not None and colours else []  # (number of pixels, index)
             return {index: f"#{colours[3 * index : 3 * index + 3].hex()}" for _, index in used}
 
-    def facts(self) -> Facts:
+    def facts(self, is_mask: bool = False) -> Facts:
         from fairflare.data.geometry import Grid, tag_turn
 
         with self.open_picture() as picture:
             if picture is None:
-                height, width, tag = _tiff_head(self.path)
+                import tifffile
+
+                with tifffile.TiffFile(self.path) as tiff:
+                    _check_pages(len(tiff.pages))
+                    page = tiff.pages.first
+                    height, width, tag = page.imagelength, page.imagewidth, page.tags.valueof("Orientation", None)
             else:
                 # For a TIFF, Pillow 13 returns the size after rotation.
                 stored: Any = getattr(picture, "tag_v2", {IMAGE_LENGTH: picture.height, IMAGE_WIDTH: picture.width})
                 height, width, tag = int(stored[IMAGE_LENGTH]), int(stored[IMAGE_WIDTH]), _tag_of(picture)
         note = "" if tag in (None, *range(1, 9)) else "an orientation tag that is none of 1 to 8 counts as 1"
-        tag = 1 if note else tag
         sizes = (height, width) if tag_turn(tag)[0, 0] == 0 else (width, height)
-        return Facts(Grid((*sizes, 1), tag=tag, note=note))
+        return Facts(Grid((*sizes, 1), tag=1 if note else tag, note=note))
 
     @contextmanager
     def open_picture(self) -> Iterator[Image.Image | None]:
@@ -251,8 +238,7 @@ class Picture(ImageFile):
         from PIL import Image, UnidentifiedImageError
 
         # Pass an open file: given a path, Pillow 13 swaps the sides of an uncompressed TIFF that has to be rotated.
-        with ExitStack() as files:
-            file = files.enter_context(self.path.open("rb"))
+        with self.path.open("rb") as file, ExitStack() as files:
             picture = None
             with reading_as("picture"):
                 try:
@@ -270,8 +256,6 @@ class Picture(ImageFile):
 class Unknown(Picture):
     """Read a file without a known ending or DICOM mark by Pillow, which may recognise its content."""
 
-    known = False
-
 
 class Array(ImageFile):
     """Read a ``.npy`` file by numpy, because MONAI's NumpyReader runs pickled objects before version 1.6."""
@@ -287,15 +271,14 @@ class Array(ImageFile):
         with reading_as(".npy file"):
             return np.load(self.path, allow_pickle=False)
 
-    def facts(self) -> Facts:
+    def facts(self, is_mask: bool = False) -> Facts:
         from fairflare.data.geometry import Grid
 
         with self.path.open("rb") as file:
             shape, _ = npy_header(file)
         plane = shape[1:] if len(shape) == 3 and shape[2] > 4 and shape[0] <= 4 else shape  # has channels first
-        slices = plane[2] if len(plane) == 3 and plane[2] > 4 else 1
         rows, columns = (*plane, 1, 1)[:2]
-        return Facts(Grid((rows, columns, slices)))
+        return Facts(Grid((rows, columns, plane[2] if len(plane) == 3 and plane[2] > 4 else 1)))
 
 
 class Volume(ImageFile):
@@ -326,15 +309,14 @@ class Volume(ImageFile):
                 array = np.asanyarray(image.dataobj).reshape(axes)
                 stream.seek(offset + stored)
                 more = stream.read(1)  # reading to the end makes gzip compare the checksum
-            if more:
-                raise ValueError(f"the file is damaged: its header describes {offset + stored} bytes, it has more")
+            refuse({f"the file is damaged: its header describes {offset + stored} bytes, it has more": more})
         return array.swapaxes(0, 1)  # swap axes to have rows first, as in pictures
 
     def open_stream(self) -> Any:
         """Open the NIfTI file as a stream of uncompressed bytes."""
         return gzip.open(self.path, "rb") if suffix_of(self.path) == ".nii.gz" else self.path.open("rb")
 
-    def facts(self) -> Facts:
+    def facts(self, is_mask: bool = False) -> Facts:
         from fairflare.data.geometry import nifti_grid, three_axes
 
         with self.open_stream() as stream:
@@ -360,14 +342,17 @@ class Dicom(ImageFile):
         _check(sum(math.prod(one.shape) for one in pictures) * max(one.bytes for one in pictures), limit)
         return dicom.decode(pictures, is_mask)
 
-    def facts(self) -> Facts:
-        from fairflare.data import dicom
+    def facts(self, is_mask: bool = False) -> Facts:
+        from fairflare.data import dicom, dicom_seg
         from fairflare.data.geometry import Grid
 
+        file = dicom_seg.file_in(self.path) if is_mask else None
+        if file is not None:
+            grid = dicom_seg.grid_of(file)
+            return Facts(grid, grid.shape[2] if grid.statements else None)
         pictures = dicom.headers(self.path)
         first, stacked = pictures[0], dicom.stack_of(pictures)
         frames = max(len(pictures), first.frames)
-        several = frames > 1 or self.path.is_dir()
         statements = () if stacked.affine is None else (("header", stacked.affine),)
         unit = ("series" if len(pictures) > 1 else "frames") if statements and frames > 1 else ""
         grid = Grid(
@@ -375,20 +360,12 @@ class Dicom(ImageFile):
         )
         return Facts(
             grid,
-            frames if several else None,
+            frames if frames > 1 or self.path.is_dir() else None,
             first.inverted,
             tuple(window for picture in pictures for window in picture.windows),
             any(picture.padding is not None for picture in pictures),
             all(picture.eight_bits for picture in pictures),
         )
-
-    def mask_facts(self) -> Facts:
-        from fairflare.data import dicom_seg
-
-        if (file := dicom_seg.file_in(self.path)) is None:
-            return self.facts()
-        grid = dicom_seg.grid_of(file)
-        return Facts(grid, grid.shape[2] if grid.statements else None)
 
     def notes(self, is_mask: bool) -> tuple[str, ...]:
         from fairflare.data import dicom, dicom_seg
@@ -491,12 +468,10 @@ def _nifti_header(stream: Any) -> tuple[Any, Any]:
 
     with reading_as("NIfTI file"):
         head = stream.read(Nifti2Image.header_class.sizeof_hdr)
-    kind = next((k for k in (Nifti2Image, Nifti1Image) if k.header_class.may_contain_header(head)), None)
-    if kind is None:
-        raise ValueError("it is no NIfTI file")
+    kind: Any = next((k for k in (Nifti2Image, Nifti1Image) if k.header_class.may_contain_header(head)), None)
+    refuse({"it is no NIfTI file": kind is None})
     header = kind.header_class(head[: kind.header_class.sizeof_hdr], check=False)
-    if int(header["intent_code"]) in CIFTI:
-        raise ValueError("it is a CIFTI file, which holds surfaces or connections, no volume")
+    refuse({"it is a CIFTI file, which holds surfaces or connections, no volume": int(header["intent_code"]) in CIFTI})
     return kind, header
 
 
@@ -558,19 +533,8 @@ def _tag_of(picture: Any) -> int | None:
     return tag if isinstance(tag, int) else None
 
 
-def _tiff_head(path: Path) -> tuple[int, int, int | None]:
-    """Return the stored height, width and orientation tag of a TIFF file."""
-    import tifffile
-
-    with tifffile.TiffFile(path) as tiff:
-        _check_pages(len(tiff.pages))
-        page = tiff.pages.first
-        return page.imagelength, page.imagewidth, page.tags.valueof("Orientation", None)
-
-
 def _check_pages(pages: int) -> None:
-    if pages > 1:
-        raise ValueError(f"it holds {pages} pictures (pages); save each as a file of its own, or a volume as NIfTI")
+    refuse({f"it holds {pages} pictures (pages); save each as a file of its own, or a volume as NIfTI": pages > 1})
 
 
 def _check(size: int, limit: int) -> None:
@@ -579,11 +543,9 @@ def _check(size: int, limit: int) -> None:
 
 
 def _check_length(announced: int, actual: int) -> None:
-    if announced != actual:
-        raise ValueError(f"the file is damaged: its header describes {announced} bytes, it has {actual}")
+    refuse({f"the file is damaged: its header describes {announced} bytes, it has {actual}": announced != actual})
 
 
 def _count(shape: tuple[int, ...]) -> int:
-    if any(length < 0 for length in shape):
-        raise ValueError(f"the file is damaged: its header describes the shape {shape}")
+    refuse({f"the file is damaged: its header describes the shape {shape}": any(length < 0 for length in shape)})
     return math.prod(shape)

@@ -36,7 +36,6 @@ from fairflare.data.intensity import IN_WORDS, Bounds, Intensity, bounds_of, lab
 from fairflare.data.orientation import Orientation, Turn, turn_of, turn_view
 
 Labels = npt.NDArray[np.unsignedinteger[Any]]
-NAMES_SHOWN = 3
 ARTICLES = {"image": "an image", "mask": "a mask"}
 PICTURES_OPENED = 16  # number of pictures whose headers say what reading a picture takes
 COLOURS_SHOWN = 5  # number of colours that the message about a coloured mask names
@@ -104,7 +103,7 @@ class ValueNotes:
         """Return a line for each kind of change, with the number of files and the names of the first ones."""
         every = sorted((what, note, path.name) for (what, path), notes in self._notes.items() for note in notes)
         return [
-            f"{len(files)} {what}(s): {note} ({few(files, NAMES_SHOWN)})"
+            f"{len(files)} {what}(s): {note} ({few(files)})"
             for (what, note), group in groupby(every, lambda one: one[:2])
             for files in [[name for *_, name in group]]
         ]
@@ -182,8 +181,9 @@ def _scale(
 
 def _bounds(opened: _Opened, how: Reading, max_bytes: int) -> Bounds | None:
     """Return the values of a file that become 0 and 1, or ``None`` if a window is used instead."""
-    if opened.array.dtype.kind not in "biuf":
-        raise opened.unreadable(f"it holds {opened.array.dtype} values, not numbers")
+    refuse({
+        f"it holds {opened.array.dtype} values, not numbers": opened.array.dtype.kind not in "biuf",
+    }, opened.unreadable)  # fmt: skip
     if how.intensity in ("window", "raw"):
         return None
     if how.intensity == "auto":
@@ -458,7 +458,7 @@ def _open(
         if facts.volumes != wanted:
             rows, columns, slices = facts.grid.shape
             raise describe_several((columns, rows, slices, *[facts.volumes] * (facts.volumes > 1)), wanted)
-        turn = turn_of(facts.affine, how.orientation, facts.slices or 1) if alone else None
+        turn = turn_of(facts.grid.affine, how.orientation, facts.slices or 1) if alone else None
     return _Opened(file, what, site, split, array, facts, turn)
 
 
@@ -516,7 +516,7 @@ def _decode(file: ImageFile, is_mask: bool, limit: int, decoded: DecodedVolumes 
 
 @lru_cache(maxsize=4096)
 def _facts(file: ImageFile, is_mask: bool = False) -> Facts:
-    return file.mask_facts() if is_mask else file.facts()
+    return file.facts(is_mask)
 
 
 @lru_cache(maxsize=4096)

@@ -141,7 +141,7 @@ def open_volume(
     images = [first if file == first.file.path else _open(file, "image", *alone, alone=False) for file in sample.files]
     if first.facts.volumes > 1:
         images = [replace(first, array=first.array[..., k]) for k in range(first.facts.volumes)]
-    affine = first.facts.affine if first.fit is None else first.fit.affine
+    affine = first.facts.grid.affine if first.fit is None else first.fit.affine
     if affine is None and sample.spacing is not None and len(sample.spacing) == 3:
         affine = np.diag([*sample.spacing, 1.0])
     mask = next((whole_numbers(mask, _volume(mask).array) for mask in masks), None)

@@ -357,6 +357,6 @@ def list_names(names: Collection[str], most: int = MAX_NAMES) -> str:
     return few(list(map(repr, sorted(names))), most)
 
 
-def few(names: Sequence[str], most: int = MAX_NAMES) -> str:
+def few(names: Sequence[str], most: int = MAX_NAMES, between: str = ", ") -> str:
     """Return the names joined by commas, without quotes; if more than ``most``, the first ones and how many more."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return between.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

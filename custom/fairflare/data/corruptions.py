@@ -36,8 +36,7 @@ def gaussian_noise(image: Image, severity: int, rng: np.random.Generator) -> Ima
     Returns:
         A new uint8 image of the same shape; intensities are truncated, not rounded, as in the published code.
     """
-    image = _check_image(image)
-    noise = rng.standard_normal(image.shape, np.float32) * (255 * NOISE_SIGMA[_severity(severity) - 1])
+    noise = rng.standard_normal(_check_image(image).shape, np.float32) * (255 * NOISE_SIGMA[_severity(severity) - 1])
     return np.clip(noise + image, 0, 255).astype(np.uint8)
 
 
@@ -61,13 +60,11 @@ def motion_blur(image: Image, severity: int, rng: np.random.Generator) -> Image:
     Returns:
         A new uint8 image of the same shape, rounded.
     """
-    image = _check_image(image)
-    height, width = image.shape[:2]
-    kernel = blur_kernel(severity, size=min(height, width))
+    height, width = _check_image(image).shape[:2]
     angle = math.radians(rng.uniform(-BLUR_ANGLE, BLUR_ANGLE))
     rows, columns = np.arange(height), np.arange(width)
     blurred = np.zeros(image.shape, np.float32)
-    for i, k in enumerate(kernel.tolist()):
+    for i, k in enumerate(blur_kernel(severity, size=min(height, width)).tolist()):
         dx, dy = (math.ceil(i * part - 0.5) for part in (math.cos(angle), math.sin(angle)))
         y, x = np.clip(rows + dy, 0, height - 1), np.clip(columns + dx, 0, width - 1)
         blurred += np.float32(k) * image[y[:, None], x[None, :]]

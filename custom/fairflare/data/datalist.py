@@ -105,9 +105,9 @@ def load_datalist(
             groups = checked.class_groups(content, names)
         else:
             labels = checked.mask_labels(content)
-    doubts = (*doubts_of(checked.attributes, checked.numbers, names or ()), *checked.unread_of(content))
     return Datalist(
-        site, file, splits, names, groups, content.get("synthetic") is True, checked.attributes, doubts, labels,
+        site, file, splits, names, groups, content.get("synthetic") is True, checked.attributes,
+        (*doubts_of(checked.attributes, checked.numbers, names or ()), *checked.unread_of(content)), labels,
         tuple(checked.channels),
     )  # fmt: skip
 

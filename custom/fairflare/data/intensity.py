@@ -10,6 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fairflare.base.checks import refuse
+
 TOP_PERCENTILE = 99.0  # in an image without a fixed scale, values above this percentile are white
 
 Intensity = Literal["auto", "range", "percentile", "window", "zscore"]
@@ -101,8 +103,10 @@ def labels_of(array: npt.NDArray[Any]) -> npt.NDArray[np.unsignedinteger[Any]]:
     Raises:
         ValueError: some values are no labels; the message shows a few of them, and the position of the first one.
     """
-    if array.dtype.kind not in "biuf":
-        raise ValueError(f"the mask's values are {array.dtype}, no numbers; save labels as whole numbers")
+    refuse({
+        f"the mask's values are {array.dtype}, no numbers; save labels as whole numbers":
+            array.dtype.kind not in "biuf",
+    })  # fmt: skip
     if array.dtype.kind == "b" or not array.size:
         return array.astype(np.uint8)
     low, high = array.min(), array.max()  # both are NaN if a value is

@@ -46,8 +46,10 @@ def check_parts(path: Path) -> None:
         whole_parts = sum(
             0 < n <= ends - begin < ends for begin, n in zip(page.dataoffsets, page.databytecounts, strict=False)
         )
-    if whole_parts < parts:
-        raise ValueError(f"it is damaged: {parts - whole_parts} of its {parts} strips or tiles are not in the file")
+    refuse({
+        f"it is damaged: {parts - whole_parts} of its {parts} strips or tiles are not in the file":
+            whole_parts < parts,
+    })  # fmt: skip
 
 
 def is_misread(picture: Any) -> bool:
@@ -74,10 +76,10 @@ def white_high(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Invert the values of a picture whose lowest value is white, so that the highest is white."""
     import numpy as np
 
-    if array.dtype.kind not in "iu":
-        raise ValueError(
-            "its lowest value is white (MinIsWhite), in floats without an end; save it with the lowest black"
-        )
+    refuse({
+        "its lowest value is white (MinIsWhite), in floats without an end; save it with the lowest black":
+            array.dtype.kind not in "iu",
+    })  # fmt: skip
     # Inverted, unsigned values become (highest - value), signed ones (-1 - value). Float32 is more exact near 0 than
     # near 2^32.
     return np.asarray(array.max() - array) if array.dtype.kind == "u" and array.dtype.itemsize > 2 else np.invert(array)
@@ -151,10 +153,8 @@ def npy_header(file: Any) -> tuple[tuple[int, ...], Any]:
         (1, 0): np.lib.format.read_array_header_1_0,
         (2, 0): np.lib.format.read_array_header_2_0,
     }
-    if version not in readers:
-        raise ValueError(f"it is a .npy file of version {version}, which holds records, not numbers")
+    refuse({f"it is a .npy file of version {version}, which holds records, not numbers": version not in readers})
     with reading_as(".npy file"):
         shape, _, dtype = readers[version](file)
-    if dtype.hasobject:
-        raise ValueError("it holds Python objects, not numbers")
+    refuse({"it holds Python objects, not numbers": dtype.hasobject})
     return tuple(shape), dtype

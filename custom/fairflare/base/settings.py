@@ -36,9 +36,9 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 from pydantic_core.core_schema import DataclassSchema, DictSchema, IsInstanceSchema
+from typing_extensions import dataclass_transform
 
 from fairflare.base import checks
-from fairflare.base.for_types import dataclass_transform
 
 __all__ = [
     "BelowOne", "Flag", "Fraction", "NonNegative", "NonNegativeInt", "Number", "Part", "Positive", "PositiveInt",
@@ -285,8 +285,10 @@ def values_of(component: Any) -> dict[str, Any]:
     For a class without :func:`settings`: the arguments of its ``__init__`` that are attributes of the same names.
     """
     values = {name: getattr(component, name) for name in field_names(type(component)) if hasattr(component, name)}
-    path = f"{type(component).__module__}.{type(component).__name__}"
-    return {"path": path, "args": {name: _plain(value) for name, value in values.items()}}
+    return {
+        "path": f"{type(component).__module__}.{type(component).__name__}",
+        "args": {name: _plain(value) for name, value in values.items()},
+    }
 
 
 def _plain(value: Any) -> Any:

@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
+from fairflare.base.checks import first_of
+
 PACKAGE = Path(__file__).parents[1]
 MOST = 160  # largest number of characters that are quoted of an error's own text
 #: ``{imported module: (name of its package, extra of fairflare that installs the package)}``
@@ -110,8 +112,10 @@ def reading_as(what: str) -> Iterator[None]:
     except Exception as error:
         if is_of_machine(error) or (isinstance(error, OSError) and error.errno is not None):
             raise
-        if isinstance(error, (EOFError, gzip.BadGzipFile, zlib.error)):
-            raise ValueError("it is damaged: it ends early, or its checksum is wrong") from error
-        if type(error).__name__ == "DecompressionBombError":
-            raise ValueError("it has more pixels than Pillow opens (179 million)") from error
-        raise ValueError(f"it is damaged, or no {what}") from error
+        reason = first_of({
+            "it is damaged: it ends early, or its checksum is wrong":
+                isinstance(error, (EOFError, gzip.BadGzipFile, zlib.error)),
+            "it has more pixels than Pillow opens (179 million)": type(error).__name__ == "DecompressionBombError",
+            f"it is damaged, or no {what}": True,
+        })  # fmt: skip
+        raise ValueError(reason) from error

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.base.checks import choice, number
+from fairflare.base.checks import choice, number, refuse
 
 Image = npt.NDArray[np.uint8]
 
@@ -110,6 +110,8 @@ def _severity(severity: Any) -> int:
 
 def _check_image(image: Any) -> Image:
     kind, shape = getattr(image, "dtype", type(image).__name__), getattr(image, "shape", ())
-    if not isinstance(image, np.ndarray) or kind != np.uint8 or len(shape) not in (2, 3) or not image.size:
-        raise ValueError(f"image must be a uint8 array of shape (h, w) or (h, w, channels), got {kind} {shape}")
+    refuse({
+        f"image must be a uint8 array of shape (h, w) or (h, w, channels), got {kind} {shape}":
+            not isinstance(image, np.ndarray) or kind != np.uint8 or len(shape) not in (2, 3) or not image.size,
+    })  # fmt: skip
     return image

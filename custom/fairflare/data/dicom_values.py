@@ -17,10 +17,6 @@ from fairflare.base.own_errors import is_of_machine, reading_as
 
 PALETTE, INVERTED = "PALETTE COLOR", "MONOCHROME1"
 COLOURS = ("Red", "Green", "Blue")
-PALETTE_TAGS = tuple(
-    f"{kind}{colour}PaletteColorLookupTable{part}"
-    for colour in COLOURS for kind, part in (("", "Descriptor"), ("", "Data"), ("Segmented", "Data"))
-)  # fmt: skip
 PADDINGS = tuple((f"{kind}PixelPaddingValue", f"{kind}PixelPaddingRangeLimit") for kind in ("", "Float", "DoubleFloat"))
 FLOATS = ("FloatPixelData", "DoubleFloatPixelData")
 #: Header elements that are not applied when reading, by tag, each with the note that reports this.
@@ -41,7 +37,9 @@ HEADER_TAGS = (
 PIXEL_TAGS = (
     "Rows", "Columns", "SamplesPerPixel", "NumberOfFrames", "PhotometricInterpretation", "PlanarConfiguration",
     "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "PixelData", *FLOATS, "ExtendedOffsetTable",
-    "ExtendedOffsetTableLengths", "ModalityLUTSequence", *PALETTE_TAGS,
+    "ExtendedOffsetTableLengths", "ModalityLUTSequence",
+    *(f"{kind}{colour}PaletteColorLookupTable{part}"
+      for colour in COLOURS for kind, part in (("", "Descriptor"), ("", "Data"), ("Segmented", "Data"))),
 )  # fmt: skip
 #: Packages that were found by trial to decode transfer syntaxes, given by UID, that Pillow and pydicom cannot decode.
 JPEG, JPEG_2000 = "pylibjpeg pylibjpeg-libjpeg", "pylibjpeg pylibjpeg-openjpeg"
@@ -124,12 +122,12 @@ def stored_values(dataset: Any) -> npt.NDArray[Any]:
     except Exception as error:
         if is_of_machine(error):
             raise
-        if syntax.is_encapsulated:
-            raise ValueError(
-                f"its pixels are compressed as {syntax.name!r}, and what is installed cannot read them: {remedy}; "
-                "else the file is damaged"
-            ) from error
-        raise ValueError("it is damaged: its pixels do not fit its header") from error
+        raise ValueError(
+            f"its pixels are compressed as {syntax.name!r}, and what is installed cannot read them: {remedy}; "
+            "else the file is damaged"
+            if syntax.is_encapsulated
+            else "it is damaged: its pixels do not fit its header"
+        ) from error
     values = values.astype(bool if allocated == 1 else values.dtype.newbyteorder("="), copy=False)
     return (values << above) >> (allocated - bits) if moved else values
 

@@ -60,12 +60,11 @@ def is_misread(picture: Any) -> bool:
 
 def check_end(picture: Any) -> None:
     """Raise ``ValueError`` if an opened JPEG ends in zeros, as broken copies do: Pillow would invent missing rows."""
-    if (
-        picture.format in ("JPEG", "MPO")
-        and b"\xff\xd9" not in (rest := picture.fp.read())
-        and rest.endswith(bytes(16))
-    ):
-        raise ValueError("it is damaged: its end is missing, zeros are in its place; copy it again")
+    refuse({
+        "it is damaged: its end is missing, zeros are in its place; copy it again":
+            picture.format in ("JPEG", "MPO") and b"\xff\xd9" not in (rest := picture.fp.read())
+            and rest.endswith(bytes(16)),
+    })  # fmt: skip
 
 
 def min_is_white(picture: Image.Image) -> bool:

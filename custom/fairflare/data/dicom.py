@@ -39,7 +39,6 @@ from fairflare.data.dicom_values import (
 from fairflare.data.geometry import Misfit, Plane, Stack, refuse_misfit, stack
 from fairflare.data.intensity import Window
 
-DEFLATED = "1.2.840.10008.1.2.1.99"  # transfer syntax of files that are compressed as a whole, of unknown size
 TAGS = (
     "SeriesInstanceUID", "InstanceNumber", "Rows", "Columns", "SamplesPerPixel", "NumberOfFrames",
     "PhotometricInterpretation", "BitsAllocated", "BitsStored", "PixelRepresentation", "RescaleSlope",
@@ -50,9 +49,7 @@ TAGS = (
     "GridFrameOffsetVector", "DimensionIndexSequence", "EchoTime", "TriggerTime", "TemporalPositionIdentifier",
     "DiffusionBValue", "AcquisitionNumber", "SeriesNumber",
 )  # fmt: skip
-WHOLE = ("NumberOfFrames", "SamplesPerPixel", "BitsAllocated", "BitsStored", "HighBit", "InstanceNumber")
 GREY = "MONOCHROME2"
-COLOUR = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
 FILES_APART = (  # attributes that distinguish files at one position, in this order
     "EchoTime", "TriggerTime", "TemporalPositionIdentifier", "DiffusionBValue", "AcquisitionNumber", "SeriesNumber",
 )  # fmt: skip
@@ -60,7 +57,6 @@ FRAMES_APART = (
     "TemporalPositionIndex", "StackID", "ReferencedSegmentNumber", "EffectiveEchoTime", "DiffusionBValue",
     "NominalCardiacTriggerDelayTime", "ComplexImageComponent", "FrameType",
 )  # fmt: skip
-PLACES = ("ImagePositionPatient", "InStackPositionNumber")  # dimensions of a multi-frame file that give positions
 NO_IMAGES = {  # modalities of files without an image: name of their kind, and a tool that converts them to masks
     "SEG": (
         "DICOM SEG", "segimage2itkimage --inputDICOM FILE --outputDirectory MASKS --outputType nii (of dcmqi), or "
@@ -198,7 +194,7 @@ def _header(path: Path, stamp: int) -> DicomHeader:
         syntax = str(pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID", ""))
     refuse({
         "the file is packed as a whole (deflated), which is not read; store it explicit little endian":
-            syntax == DEFLATED,
+            syntax == "1.2.840.10008.1.2.1.99",
     })  # fmt: skip
     with reading_as("DICOM file"):
         head = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=list(TAGS))
@@ -211,11 +207,11 @@ def _header(path: Path, stamp: int) -> DicomHeader:
         f"it is a DICOM file without an image ({getattr(head.get('SOPClassUID'), 'name', 'of no class')})":
             not syntax or "Rows" not in head or "Columns" not in head,
         f"its photometric interpretation is {kind!r}; known are {GREY}, {INVERTED}, {PALETTE}, RGB, YBR":
-            kind not in (GREY, INVERTED, PALETTE, *COLOUR),
+            kind not in (GREY, INVERTED, PALETTE, "RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT"),
         "its palette has an alpha channel, which is not applied; export it without transparency":
             "AlphaPaletteColorLookupTableDescriptor" in head,
     })  # fmt: skip
-    for name in WHOLE:
+    for name in ("NumberOfFrames", "SamplesPerPixel", "BitsAllocated", "BitsStored", "HighBit", "InstanceNumber"):
         try:
             int(head.get(name) or 0)
         except (TypeError, ValueError):
@@ -225,7 +221,6 @@ def _header(path: Path, stamp: int) -> DicomHeader:
 
 def _picture(path: Path, head: Any, kind: str, syntax: str) -> DicomHeader:
     frames = int(head.get("NumberOfFrames") or 1)
-    colours = 3 if kind == PALETTE else int(head.get("SamplesPerPixel") or 1)
     groups = _frame_groups(head, frames)
     planes = _planes(path, head, kind, groups, frames)
     stacked = stack(planes, "frames" if frames > 1 else "files")  # frames without positions have one plane in common
@@ -245,7 +240,7 @@ def _picture(path: Path, head: Any, kind: str, syntax: str) -> DicomHeader:
         rows=int(head.Rows),
         columns=int(head.Columns),
         frames=frames,
-        colour=colours == 3,
+        colour=kind == PALETTE or int(head.get("SamplesPerPixel") or 1) == 3,
         bytes=max(stored, 4) if scaled else stored,
         inverted=kind == INVERTED or head.get("PresentationLUTShape") == "INVERSE",
         photometric=kind,
@@ -345,7 +340,11 @@ def _planes(path: Path, head: Any, kind: str, groups: Sequence[Sequence[Any]], f
         values = _first(places, "DimensionIndexValues", None)
         values = [values] if isinstance(values, int) else values or ()
         differing = {name: _text(_first(places, name, None)) for name in FRAMES_APART}
-        differing |= {f"dimension {n}": str(v) for n, v in zip(dimensions, values, strict=False) if n not in PLACES}
+        differing |= {
+            f"dimension {n}": str(v)
+            for n, v in zip(dimensions, values, strict=False)
+            if n not in ("ImagePositionPatient", "InStackPositionNumber")  # these give positions
+        }
         alike = {name: differing[name] for name in ("TemporalPositionIndex", "StackID")}
         of_frame: dict[str, Any] = {"name": f"frame {k}", "alike": alike, "apart": differing} if frames > 1 else {}
         planes.append(replace(usual, **_place(places), **of_frame))
@@ -448,9 +447,8 @@ def _pixels(picture: DicomHeader, is_mask: bool) -> npt.NDArray[Any]:
     elif dataset.get("ModalityLUTSequence"):
         values = modality_table(dataset, stored)
     if picture.frames > 1:
-        values, stored = np.moveaxis(values, 0, 2), np.moveaxis(stored, 0, 2)
-        if len(picture.stack.order) == picture.frames:
-            values, stored = values[:, :, list(picture.stack.order)], stored[:, :, list(picture.stack.order)]
+        order = list(picture.stack.order) if len(picture.stack.order) == picture.frames else slice(None)
+        values, stored = (np.moveaxis(each, 0, 2)[:, :, order] for each in (values, stored))
     refuse({f"the file is damaged: its header describes {shape}, it has {values.shape}": values.shape != shape})
     if is_mask and picture.lossy:
         raise ValueError(

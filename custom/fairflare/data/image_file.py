@@ -52,14 +52,10 @@ SUFFIXES = (*PICTURES, *ARRAYS, *VOLUMES, *DICOM)
 #: (64 bits a value), is accepted. :func:`fairflare.data.reading._decode` keeps the last four decoded files, which take
 #: 4 GiB at most.
 MAX_IMAGE_BYTES = 2**30
-ALPHA = (1, 2)  # kinds of a TIFF's extra samples that are an alpha channel, premultiplied and not
-INVERTED_BY_PILLOW = ("1", "L")  # picture modes that Pillow inverts itself where the lowest value is white
-CIFTI = range(3000, 3100)  # intent codes of NIfTI files that are CIFTI
 PLAIN_GAMMA = 1 / 2.2  # gamma of a PNG in sRGB
 # TIFF tags of orientation (also in EXIF), height, width, and GDAL's value of no data.
 ORIENTATION, IMAGE_LENGTH, IMAGE_WIDTH, NO_DATA = 0x0112, 257, 256, 42113
 IMPORTING = threading.RLock()  # held while the packages of readers are imported
-SCALED = 8  # bytes per value if a NIfTI header scales the values: nibabel then returns float64
 
 
 class TooLarge(ValueError):
@@ -187,7 +183,8 @@ class Picture(ImageFile):
                 check_opaque(clear, array, is_mask)
             if is_mask:
                 check_mask(picture, array, reduced)
-            array = white_high(array) if min_is_white(picture) and picture.mode not in INVERTED_BY_PILLOW else array
+            # Pillow itself inverts pictures of these two modes.
+            array = white_high(array) if min_is_white(picture) and picture.mode not in ("1", "L") else array
             return turn_view(array, tag_turn(tag))  # rotate by the orientation tag that a camera wrote
 
     def notes(self, is_mask: bool) -> tuple[str, ...]:
@@ -300,8 +297,9 @@ class Volume(ImageFile):
             with reading_as("NIfTI file"):
                 offset, slope = int(header["vox_offset"]), header.get_slope_inter()
                 stored = values * header.get_data_dtype().itemsize
-            # The bytes in front of the voxel data are limited too, because nibabel also reads them.
-            _check(max(offset, stored, values * SCALED if slope not in ((None, None), (1.0, 0.0)) else 0), limit)
+            # The bytes in front of the voxel data are limited too, because nibabel also reads them. Where the header
+            # scales the values, nibabel returns float64, of 8 bytes.
+            _check(max(offset, stored, values * 8 if slope not in ((None, None), (1.0, 0.0)) else 0), limit)
             if suffix_of(self.path) != ".nii.gz":
                 _check_length(offset + stored, self.path.stat().st_size)
             with reading_as("NIfTI file"):
@@ -471,7 +469,10 @@ def _nifti_header(stream: Any) -> tuple[Any, Any]:
     kind: Any = next((k for k in (Nifti2Image, Nifti1Image) if k.header_class.may_contain_header(head)), None)
     refuse({"it is no NIfTI file": kind is None})
     header = kind.header_class(head[: kind.header_class.sizeof_hdr], check=False)
-    refuse({"it is a CIFTI file, which holds surfaces or connections, no volume": int(header["intent_code"]) in CIFTI})
+    refuse({
+        "it is a CIFTI file, which holds surfaces or connections, no volume":
+            int(header["intent_code"]) in range(3000, 3100),
+    })  # fmt: skip
     return kind, header
 
 
@@ -507,12 +508,11 @@ def _tiff(path: Path, limit: int, is_mask: bool) -> npt.NDArray[Any]:
                 raise ValueError(f"it is packed as {page.compression.name} (pip install 'fairflare[tiff]')") from error
             raise
         array = np.moveaxis(array, 0, 2) if page.axes == "SYX" else array
-        alpha = sum(kind in ALPHA for kind in page.extrasamples)
+        alpha = sum(kind in (1, 2) for kind in page.extrasamples)  # alpha channels, premultiplied and not
         if alpha and array.ndim == 3:
             array, over = array[:, :, :-alpha], array[:, :, -alpha:]
             check_opaque((np.iinfo(over.dtype).max if over.dtype.kind in "iu" else 1) - over, array, is_mask)
-        tag = page.tags.valueof("Orientation", None)
-    return turn_view(white_high(array) if white_low else array, tag_turn(tag))
+        return turn_view(white_high(array) if white_low else array, tag_turn(page.tags.valueof("Orientation", None)))
 
 
 def _tag_of(picture: Any) -> int | None:

@@ -123,8 +123,9 @@ def labels_of(array: npt.NDArray[Any]) -> npt.NDArray[np.unsignedinteger[Any]]:
             usable &= np.abs(array - np.round(array)) <= LABEL_OFF
     places = np.argwhere(~usable)
     values = list(dict.fromkeys(f"{array[tuple(place)]:.7g}" for place in places[:1000]))[:SHOWN_LABELS]
-    along = zip(("row", "column", "slice", "channel"), places[0], strict=False)
-    where = ", ".join(f"{name} {index}" for name, index in along)
+    where = ", ".join(
+        f"{name} {index}" for name, index in zip(("row", "column", "slice", "channel"), places[0], strict=False)
+    )
     raise ValueError(
         f"its values are not whole numbers from 0 to {MOST_LABEL}: {len(places)} of {array.size} are "
         f"{', '.join(values)}{' ...' * (len(places) > 1)}, the first at {where} (from 0)"

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 P = TypeVar("P")
 
-TEN = 10  # largest number of files that a line about single masks names
 FEW = 8  # largest number of different values of a drawn mask; a photograph has more
 # Limits of :func:`odd_masks`: points in each direction, least cosine and contrast, least number of masks, least share
 # of odd masks, least share of its bounding box that a part fills to count as a box, least number of copies.
@@ -270,18 +269,19 @@ def find_misplaced(masks: Sequence[Drawn]) -> Iterator[str]:
     marked = np.array([mask.marked > 0 for mask in masks], np.float32)
     axes = tuple(range(1, marked.ndim))
     seen, marked = (_units(values, axes, values.mean(0)) for values in (seen, marked))
-    given, chosen = (seen * marked).sum(axes), []
+    given = (seen * marked).sum(axes)
     fits = {
         _say_way(way, marked.shape[1:]): ((seen * _place(marked, way)).sum(axes), abs(given))
         for way in _ways(seen, marked)
     }
-    for part in (marked, np.flip(marked, axes)):
-        table = np.tensordot(seen, part, (axes, axes))
-        chosen.append(max([sign * table[linear_sum_assignment(table, sign > 0)] for sign in (1, -1)], key=np.mean))
-    floor = np.maximum(np.maximum(abs(given), chosen[1]), 2 * abs(given.mean()))
+    assigned, mirrored = (
+        max([sign * table[linear_sum_assignment(table, sign > 0)] for sign in (1, -1)], key=np.mean)
+        for table in (np.tensordot(seen, part, (axes, axes)) for part in (marked, np.flip(marked, axes)))
+    )
+    floor = np.maximum(np.maximum(abs(given), mirrored), 2 * abs(given.mean()))
     gains = {
         how: np.sign(fit.mean()) * fit - base
-        for how, (fit, base) in (fits | {"they are given to other images of the site": (chosen[0], floor)}).items()
+        for how, (fit, base) in (fits | {"they are given to other images of the site": (assigned, floor)}).items()
         if abs(fit.mean()) > FIT
     }
     how, gain = max(gains.items(), key=lambda one: float(one[1].mean()), default=("", given))
@@ -373,7 +373,7 @@ def find_two_hands(masks: Sequence[Drawn]) -> Iterator[str]:
     files = [
         f"'{masks[number].file}'" for number in sorted(np.flatnonzero(odd).tolist(), key=lambda number: -better[number])
     ]
-    yield f"{len(files)} of {len(masks)} masks {how}: {few(files, TEN)}; look at these"
+    yield f"{len(files)} of {len(masks)} masks {how}: {few(files, 10)}; look at these"
 
 
 def apart(sites: Mapping[str, Sequence[Drawn]]) -> Iterator[tuple[str, str]]:

@@ -145,11 +145,10 @@ def open_image(sample: Sample, site: str, split: str, limit: int, how: Reading) 
 def _picture(opened: _Opened, number: int | None, bounds: Bounds | None, how: Reading) -> npt.NDArray[np.float32]:
     plane = np.atleast_3d(opened.plane(number))
     if (channels := plane.shape[2]) not in (1, 3):
-        where = opened.site, opened.split
         raise DataError(
-            f"site '{where[0]}': image '{opened.file.path}' of split '{where[1]}' has {channels} channels; "
+            f"site '{opened.site}': image '{opened.file.path}' of split '{opened.split}' has {channels} channels; "
             "1 (grey) or 3 (colour) are understood: convert the file",
-            f"site '{where[0]}': an image of split '{where[1]}' has {channels} channels",
+            f"site '{opened.site}': an image of split '{opened.split}' has {channels} channels",
             f"it has {channels} channels; 1 (grey) or 3 (colour) are understood",
         )
     return np.ascontiguousarray(_scale(opened, plane, number, bounds, how))
@@ -344,9 +343,12 @@ def _pair(sample: Sample, site: str, split: str, limit: int, how: Reading, masks
         )
     with _name_file(sample.image, "image", site, split):
         turn = turn_of(fitting.affine, how.orientation, image.facts.slices or 1)
-    slices = None if mask.facts.slices is None else image.facts.grid.shape[2]
-    array = fitting.bring(mask.array) if mask.array.ndim > 1 else mask.array
-    mask = replace(mask, array=array, facts=replace(mask.facts, slices=slices), turn=turn)
+    mask = replace(
+        mask,
+        array=fitting.bring(mask.array) if mask.array.ndim > 1 else mask.array,
+        facts=replace(mask.facts, slices=None if mask.facts.slices is None else image.facts.grid.shape[2]),
+        turn=turn,
+    )
     return replace(image, turn=turn, fit=fitting), mask
 
 

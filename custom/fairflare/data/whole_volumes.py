@@ -137,8 +137,12 @@ def open_volume(
     how = replace(how, orientation="stored", once=True)
     where = (site, split, limit, how)
     first, *masks = open_pair(sample, *where) if masked else [open_image(sample, *where)]
-    alone = (site, split, limit, how.channel_reading(0))
-    images = [first if file == first.file.path else _open(file, "image", *alone, alone=False) for file in sample.files]
+    images = [
+        first
+        if file == first.file.path
+        else _open(file, "image", site, split, limit, how.channel_reading(0), alone=False)
+        for file in sample.files
+    ]
     if first.facts.volumes > 1:
         images = [replace(first, array=first.array[..., k]) for k in range(first.facts.volumes)]
     affine = first.facts.grid.affine if first.fit is None else first.fit.affine
@@ -173,10 +177,10 @@ def read_planes(
     """Yield pictures and masks as :func:`reading.read_planes` does, with all channels of a case."""
     if how.channels == (0,):
         yield from reading.read_planes(sample, site=site, split=split, max_bytes=max_bytes, how=how)
-        return
-    image, mask = _stack_channels(sample, site, split, max_bytes, how)
-    for number in range(image.slices) if sample.slice is None and image.slices is not None else (sample.slice,):
-        yield image.plane(number), None if mask is None else _mask(mask, number)
+    else:
+        image, mask = _stack_channels(sample, site, split, max_bytes, how)
+        for number in range(image.slices) if sample.slice is None and image.slices is not None else (sample.slice,):
+            yield image.plane(number), None if mask is None else _mask(mask, number)
 
 
 def _stack_channels(sample: Sample, *where: Any) -> tuple[_Opened, Any]:

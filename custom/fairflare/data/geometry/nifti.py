@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.base.checks import true_texts
+from fairflare.base.checks import refuse, true_texts
 from fairflare.data.geometry.misfits import ASK, Misfit, refuse_misfit
 from fairflare.data.geometry.pairs import Grid, check_affine, together
 
 UNITS = {1: ("metres", 1e3), 3: ("microns", 1e-3)}  # key: xyzt_units & 7; 2 is mm, 0 is unknown, taken as mm
-FOUR = "`nibabel.four_to_three` gives one file a volume"
 
 
 def three_axes(shape: Sequence[int]) -> tuple[int, ...]:
@@ -27,8 +26,7 @@ def three_axes(shape: Sequence[int]) -> tuple[int, ...]:
     lengths = tuple(int(length) for length in shape)
     if any(length != 1 for length in lengths[4:]):
         raise describe_several(lengths)
-    if len(lengths) < 2:
-        raise ValueError(f"it has the shape {lengths}, which is no picture")
+    refuse({f"it has the shape {lengths}, which is no picture": len(lengths) < 2})
     return lengths[: 3 + (lengths[3:4] not in ((), (1,)))]
 
 
@@ -36,10 +34,17 @@ def describe_several(shape: Sequence[int], wanted: int = 1) -> Misfit:
     """Return the misfit of a file with another number of volumes than is wanted."""
     problem = f"it holds {math.prod(shape[3:])} volume{'s' * (math.prod(shape[3:]) != 1)} (its shape is {tuple(shape)})"
     if wanted == 1:
-        remedy = f"{FOUR}; or, where they are channels and not times, name them: 'channels' in the datalist"
-        return Misfit("several volumes in one file", problem, remedy)
-    remedy = "Correct 'channels', or save the volumes of the case as one file, or as a file a channel"
-    return Misfit("another number of channels", f"{problem}, and 'channels' names {wanted}", remedy)
+        return Misfit(
+            "several volumes in one file",
+            problem,
+            "`nibabel.four_to_three` gives one file a volume; or, where they are channels and not times, name them: "
+            "'channels' in the datalist",
+        )
+    return Misfit(
+        "another number of channels",
+        f"{problem}, and 'channels' names {wanted}",
+        "Correct 'channels', or save the volumes of the case as one file, or as a file a channel",
+    )
 
 
 def nifti_grid(header: Any) -> Grid:

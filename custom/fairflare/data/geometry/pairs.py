@@ -27,13 +27,11 @@ ANEW = (
     "Have the mask written anew on this very image, by a program that keeps the image's geometry (3D Slicer, ITK-SNAP, "
     "SimpleITK)"
 )
-REDRAWN = "Take the mask that was drawn on this very image, in its own size"
 RESAMPLE = "`sitk.Resample(mask, image, sitk.Transform(), sitk.sitkNearestNeighbor)`"
 WITH_GEOMETRY = (
     "Write the mask with its geometry in the program that made the array: `mask.CopyInformation(image)` (SimpleITK), "
     "or `nibabel.Nifti1Image(array, image.affine)` (nibabel)"
 )
-CONVERT = "Convert the image with dcm2niix, and draw the mask on that"
 CHOOSE = (
     "Set mask_drawn_on to 'stored' or 'upright' in fairflare.json (--mask-drawn-on of prepare), after a look at a pair"
 )
@@ -69,9 +67,9 @@ class Grid:
         Raises:
             Misfit: the qform and the sform of a NIfTI file state different directions of the body.
         """
-        if len({codes_of(affine) for _, affine in self.statements}) > 1:
-            in_words = " and ".join(f"{name} {codes_of(affine)}" for name, affine in reversed(self.statements))
-            raise Misfit(TWO_FORMS, in_words.replace(" ", " says ", 1), ASK)
+        codes = {name: codes_of(affine) for name, affine in reversed(self.statements)}
+        in_words = " and ".join(f"{name} {directions}" for name, directions in codes.items())
+        refuse_misfit(len({*codes.values()}) > 1, TWO_FORMS, in_words.replace(" ", " says ", 1), ASK)
         return self.statements[0][1] if self.statements else None
 
 
@@ -130,8 +128,9 @@ def fit(image: Grid, mask: Grid, drawn_on: str | None = None, orientation: str =
         )
     if image.statements or mask.statements:
         return _half_said(image, mask, drawn_on, orientation)
-    note = "volumes and masks that do not say how they lie: voxel on voxel" if image.shape[2] > 1 else ""
-    upright = Fit(PLAIN, note=note)
+    upright = Fit(
+        PLAIN, note="volumes and masks that do not say how they lie: voxel on voxel" if image.shape[2] > 1 else ""
+    )
     if (image.tag is None) == (mask.tag is None) or (image.tag or mask.tag) == 1:
         return _pixel_on_pixel(image, mask, upright)
     stored = Fit(_compose(np.asarray(back(tag_turn(mask.tag))), tag_turn(image.tag)))
@@ -210,10 +209,8 @@ def _fit_affines(image: Grid, mask: Grid) -> Fit | Misfit:
     for (name, affine), (its, other) in product(image.statements, mask.statements):
         a, b = _full(affine, image.shape), _full(other, mask.shape)
         turn = _axes_of(a, b)
-        if not _shape_fits(image.shape, mask.shape, turn):
-            continue
         apart, side = _apart(a, b, turn, image.shape, mask.shape), float(np.linalg.norm(a[:3, :3], axis=0).min())
-        if apart <= NEAR * side * (1 - 1e-6):
+        if _shape_fits(image.shape, mask.shape, turn) and apart <= NEAR * side * (1 - 1e-6):
             far = f"mask and image lie up to {apart:.2g} mm apart ({apart / side:.2g} voxel)"
             fitting.append((Fit(turn, affine, far if apart > TOGETHER * side else ""), f"{name} and {its}"))
     if not fitting:
@@ -290,9 +287,9 @@ def _name_misfit(image: Grid, mask: Grid) -> Misfit:
     """Return the reason why a mask does not fit its image, by the first affine of both."""
     a, b = _full(image.statements[0][1], image.shape), _full(mask.statements[0][1], mask.shape)
     sides = np.linalg.norm(a[:3, :3], axis=0)
-    smallest = float(sides.min())
     other = np.diag([-1.0, -1.0, 1.0, 1.0]) @ b
     turn = _axes_of(a, other)
+    smallest = float(sides.min())
     if _shape_fits(image.shape, mask.shape, turn) and _apart(a, other, turn, image.shape, mask.shape) < NEAR * smallest:
         return Misfit(
             "LPS taken for RAS in a mask",
@@ -302,13 +299,12 @@ def _name_misfit(image: Grid, mask: Grid) -> Misfit:
     turn = _axes_of(a, b)
     axes = turn[:, 0].astype(int)
     lengths = np.linalg.norm(b[:3, :3], axis=0)
-    thick = [axis for axis in range(3) if image.shape[axis] > 1]
-    ratio = {int(axes[j]): lengths[j] / sides[axes[j]] for j in range(3) if axes[j] in thick and mask.shape[j] > 1}
-    if any(abs(each - 1) > STEP for each in ratio.values()):
+    ratios = [lengths[j] / sides[axes[j]] for j in range(3) if image.shape[axes[j]] > 1 and mask.shape[j] > 1]
+    if any(abs(ratio - 1) > STEP for ratio in ratios):
         return Misfit(
             "a mask of another resolution",
             f"its voxels are {sides_of(lengths[np.argsort(axes)])} mm, the image's {sides_of(sides)}",
-            CONVERT if image.of == "frames" else RESAMPLE,
+            "Convert the image with dcm2niix, and draw the mask on that" if image.of == "frames" else RESAMPLE,
         )
     cosines = [abs(float(b[:3, j] @ a[:3, axes[j]])) / (lengths[j] * sides[axes[j]]) for j in range(3)]
     angle = math.degrees(math.acos(min(min(cosines), 1.0)))
@@ -354,9 +350,13 @@ def _find_lost_geometry(image: Grid, mask: Grid) -> Misfit | None:
             and ((is_mask and same_place) or not first.any())
             and ((is_mask and same) or (apart and (sides == 1).all()))
         ):
-            in_words = f"{whose} voxels are {sides_of(sides)} mm along the body's axes, from {format_values(first)}"
             what, remedy = ("a mask", WITH_GEOMETRY if same else ANEW) if is_mask else ("an image", ASK)
-            return Misfit(f"{what} without its geometry", f"{whose} geometry was lost: {in_words}", remedy)
+            return Misfit(
+                f"{what} without its geometry",
+                f"{whose} geometry was lost: {whose} voxels are {sides_of(sides)} mm along the body's axes, from "
+                f"{format_values(first)}",
+                remedy,
+            )
     return None
 
 
@@ -370,8 +370,8 @@ def _half_said(image: Grid, mask: Grid, drawn_on: str | None, orientation: str) 
     shown = turn_of(affine, orientation if known is image else "canonical", 1)
     affine_of_image = affine if known is image else None
     if slices == 1 and np.array_equal(PLAIN if shown is None else shown, PLAIN):
-        alike = Fit(PLAIN, affine_of_image, f"pixel on pixel, since the {other} says nothing of how it lies")
-        return _pixel_on_pixel(image, mask, alike)
+        note = f"pixel on pixel, since the {other} says nothing of how it lies"
+        return _pixel_on_pixel(image, mask, Fit(PLAIN, affine_of_image, note))
     turn = turn_of(affine, "canonical", slices)
     upright = PLAIN if turn is None else np.asarray(back(turn)) if known is image else turn
     misfit = Misfit(
@@ -410,7 +410,9 @@ def _pixel_on_pixel(image: Grid, mask: Grid, fitting: Fit) -> Fit | Misfit:
     sizes = [f"{grid.shape[1]}x{grid.shape[0]}" if flat else sides_of(grid.shape) for grid in (mask, image)]
     unit = "(width x height)" if flat else "voxels (rows, columns, slices)"
     return Misfit(
-        "image and mask differ in size", f"it is {sizes[0]} {unit}, its image {sizes[1]}", REDRAWN if flat else ANEW
+        "image and mask differ in size",
+        f"it is {sizes[0]} {unit}, its image {sizes[1]}",
+        "Take the mask that was drawn on this very image, in its own size" if flat else ANEW,
     )
 
 

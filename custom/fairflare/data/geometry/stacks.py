@@ -22,7 +22,6 @@ LOCALISER = 5.0  # angle between two slices, in degrees, above which they are ta
 SEVERAL_SERIES, NO_ORDER, UNLIKE = "several series in one folder", "slices without an order", "slices that differ"
 NO_SERIES = (SEVERAL_SERIES, NO_ORDER, UNLIKE)  # causes with which the files may be separate images, not a series
 WHOLE_SERIES = "Fetch the whole series, or leave it out"
-UNTILTED = "Convert it with dcm2niix, take its _Tilt file, draw the mask on that"
 OWN_STACK = "Put each stack into a folder of its own"
 OWN_FILE = "Export each stack (echo, direction) as a file of its own, or leave it out"
 ONE_TIME = "Convert it with dcm2niix, then `nibabel.four_to_three` gives one file a time"
@@ -269,7 +268,9 @@ def _check_even(
         "slices stacked off their normal",
         f"its slices are stacked {tilt:.1f} degrees off their normal (tilted gantry): {step * cosine:.4g} mm from "
         f"plane to plane, {step:.4g} from place to place",
-        UNTILTED if planes[0].modality == "CT" else "Fetch the series as the scanner made it, or leave it out",
+        "Convert it with dcm2niix, take its _Tilt file, draw the mask on that"
+        if planes[0].modality == "CT"
+        else "Fetch the series as the scanner made it, or leave it out",
     )
     beside = places - places[0] - np.arange(count)[:, None] * whole / (count - 1)
     beside = np.linalg.norm(beside - np.outer(beside @ grown, grown), axis=1)

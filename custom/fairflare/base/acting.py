@@ -78,9 +78,8 @@ def idle(
     """
     values = dict(_values(components)) if facts is None else facts
     always = {name for part in components for name, need in needs_of(type(part)).items() if need is None}
-    for name in given:
-        if name in always or (isinstance(given, Mapping) and given[name] is None):
-            continue
+    absent = {name for name in given if given[name] is None} if isinstance(given, Mapping) else set()
+    for name in (name for name in given if name not in always | absent):
         for component in components:
             need = needs_of(type(component)).get(name)
             if need is None or need.other not in values or name not in field_names(type(component)):

@@ -75,8 +75,9 @@ def meanings(cls: type) -> dict[str, str]:
     """Return ``{setting: text}`` from the ``Args:`` of a class and its bases; the class's own texts override theirs."""
     texts: dict[str, str] = {}
     for base in cls.__mro__:
-        text = inspect.cleandoc(vars(base).get("__doc__") or "")
-        block = re.search(r"^Args:\n((?:(?: {4}.*)?\n?)*)", text, re.MULTILINE)
+        block = re.search(
+            r"^Args:\n((?:(?: {4}.*)?\n?)*)", inspect.cleandoc(vars(base).get("__doc__") or ""), re.MULTILINE
+        )
         entries = block[1] if block else ""
         for names, meaning in re.findall(r"^ {4}(\w[^:\n]*):((?:.*\n?(?: {8}.*\n?|\n)*))", entries, re.MULTILINE):
             plain = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", meaning.replace("``", "`"))

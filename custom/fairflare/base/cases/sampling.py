@@ -39,8 +39,7 @@ def standard_error(influence: npt.NDArray[np.floating], cases: Cases | None = No
     Source:
         Liang and Zeger, Biometrika 1986 (sums within clusters); the factor is the usual one for few clusters.
     """
-    _, number = number_cases(len(influence), cases)
-    count = int(number.max(initial=-1)) + 1
+    count, number = number_cases(len(influence), cases)
     if count < 2:
         return math.nan
     sums = np.bincount(number, weights=np.asarray(influence, np.float64), minlength=count)

@@ -169,9 +169,11 @@ class Picture(ImageFile):
                 return _tiff(self.path, limit, is_mask)
             mode = plain_mode(picture.mode, is_mask)
             alpha = "A" in picture.getbands() or "transparency" in picture.info
-            modes = [getmode(each) for each in (picture.mode, mode, *(["RGBA"] if alpha else []))]
-            most = max(len(each.bands) * np.dtype(each.typestr).itemsize for each in modes)
-            _check(picture.width * picture.height * most, limit)
+            most = max(
+                len(each.bands) * np.dtype(each.typestr).itemsize
+                for each in map(getmode, (picture.mode, mode, *["RGBA"] * alpha))
+            )
+            check_size(picture.width * picture.height * most, limit)
             reduced = is_reduced(picture)  # whether values were reduced cannot be known after decoding
             tag = None if picture.format == "TIFF" else _tag_of(picture)  # Pillow itself rotates TIFFs by their tag
             check_end(picture)
@@ -263,7 +265,7 @@ class Array(ImageFile):
         with self.path.open("rb") as file:
             shape, dtype = npy_header(file)
             size = _count(shape) * dtype.itemsize
-            _check(size, limit)
+            check_size(size, limit)
             _check_length(file.tell() + size, self.path.stat().st_size)
         with reading_as(".npy file"):
             return np.load(self.path, allow_pickle=False)
@@ -299,7 +301,7 @@ class Volume(ImageFile):
                 stored = values * header.get_data_dtype().itemsize
             # The bytes in front of the voxel data are limited too, because nibabel also reads them. Where the header
             # scales the values, nibabel returns float64, of 8 bytes.
-            _check(max(offset, stored, values * 8 if slope not in ((None, None), (1.0, 0.0)) else 0), limit)
+            check_size(max(offset, stored, values * 8 if slope not in ((None, None), (1.0, 0.0)) else 0), limit)
             if suffix_of(self.path) != ".nii.gz":
                 _check_length(offset + stored, self.path.stat().st_size)
             with reading_as("NIfTI file"):
@@ -333,11 +335,11 @@ class Dicom(ImageFile):
 
         file = dicom_seg.file_in(self.path) if is_mask else None
         if file is not None:
-            _check(math.prod(dicom_seg.grid_of(file).shape), limit)
+            check_size(math.prod(dicom_seg.grid_of(file).shape), limit)
             return dicom_seg.labels_of(file)
         pictures = dicom.headers(self.path)
         # If one file is scaled, the whole series becomes float32.
-        _check(sum(math.prod(one.shape) for one in pictures) * max(one.bytes for one in pictures), limit)
+        check_size(sum(math.prod(one.shape) for one in pictures) * max(one.bytes for one in pictures), limit)
         return dicom.decode(pictures, is_mask)
 
     def facts(self, is_mask: bool = False) -> Facts:
@@ -353,11 +355,8 @@ class Dicom(ImageFile):
         frames = max(len(pictures), first.frames)
         statements = () if stacked.affine is None else (("header", stacked.affine),)
         unit = ("series" if len(pictures) > 1 else "frames") if statements and frames > 1 else ""
-        grid = Grid(
-            (first.rows, first.columns, frames), statements, None, unit, first.frame, first.posture, stacked.note
-        )
         return Facts(
-            grid,
+            Grid((first.rows, first.columns, frames), statements, None, unit, first.frame, first.posture, stacked.note),
             frames if frames > 1 or self.path.is_dir() else None,
             first.inverted,
             tuple(window for picture in pictures for window in picture.windows),
@@ -394,10 +393,9 @@ def image_file(path: Path) -> ImageFile:
         OSError: the file's status cannot be read.
     """
     status = path.stat()
-    if not S_ISDIR(status.st_mode):
-        return _image_file(path, False, status.st_mtime_ns, status.st_size)
-    inside = [(file.st_mtime_ns, file.st_size) for file in map(Path.stat, path.iterdir())]
-    return _image_file(path, True, max(inside, default=(0, 0))[0], sum(size for _, size in inside))
+    is_folder = S_ISDIR(status.st_mode)
+    states = [(file.st_mtime_ns, file.st_size) for file in (map(Path.stat, path.iterdir()) if is_folder else [status])]
+    return _image_file(path, is_folder, max(states, default=(0, 0))[0], sum(size for _, size in states))
 
 
 @lru_cache(maxsize=4096)
@@ -499,7 +497,7 @@ def _tiff(path: Path, limit: int, is_mask: bool) -> npt.NDArray[Any]:
         ):
             kind = getattr(page.photometric, "name", page.photometric)
             raise ValueError(f"its values are stored as {kind} (PhotometricInterpretation); save it as grey or RGB")
-        _check(page.nbytes, limit)
+        check_size(page.nbytes, limit)
         try:
             with reading_as("TIFF"):
                 array = page.asarray()
@@ -537,7 +535,8 @@ def _check_pages(pages: int) -> None:
     refuse({f"it holds {pages} pictures (pages); save each as a file of its own, or a volume as NIfTI": pages > 1})
 
 
-def _check(size: int, limit: int) -> None:
+def check_size(size: int, limit: int) -> None:
+    """Raise :class:`TooLarge` if a decoded file takes more bytes than the limit."""
     if size > limit:
         raise TooLarge(size)
 

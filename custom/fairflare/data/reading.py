@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from heapq import nlargest
 from itertools import groupby
 from pathlib import Path
@@ -28,6 +28,7 @@ from fairflare.data.image_file import (
     ImageFile,
     TooLarge,
     Volume,
+    check_size,
     describe_misnamed,
     image_file,
     kind_of,
@@ -37,7 +38,6 @@ from fairflare.data.orientation import Orientation, Turn, turn_of, turn_view
 
 Labels = npt.NDArray[np.unsignedinteger[Any]]
 ARTICLES = {"image": "an image", "mask": "a mask"}
-PICTURES_OPENED = 16  # number of pictures whose headers say what reading a picture takes
 COLOURS_SHOWN = 5  # number of colours that the message about a coloured mask names
 
 
@@ -128,7 +128,7 @@ def read_image(
         DataError: the file is too large, damaged, or holds no image.
     """
     opened = open_image(sample, site, split, max_bytes, how)
-    return _picture(opened, sample.slice, _bounds(opened, how, max_bytes), how)
+    return _pictures(opened, replace(sample, label=None), max_bytes, how)(sample.slice)
 
 
 def open_image(sample: Sample, site: str, split: str, limit: int, how: Reading) -> _Opened:
@@ -140,6 +140,17 @@ def open_image(sample: Sample, site: str, split: str, limit: int, how: Reading) 
         if error.misfit is None or error.misfit.cause != TWO_FORMS or sample.mask is None:
             raise
         return open_pair(sample, *where)[0]
+
+
+def _pictures(
+    opened: _Opened, sample: Sample, limit: int, how: Reading
+) -> Callable[[int | None], npt.NDArray[np.float32]]:
+    """Return the function that gives a slice, or the only picture, of an image with all channels of its case."""
+    from fairflare.data.whole_volumes import stack_channels
+
+    if how.channels == (0,):
+        return partial(_picture, opened, bounds=_bounds(opened, how, limit), how=how)
+    return replace(opened, array=stack_channels(sample, opened.site, opened.split, limit, how)).plane
 
 
 def _picture(opened: _Opened, number: int | None, bounds: Bounds | None, how: Reading) -> npt.NDArray[np.float32]:
@@ -239,8 +250,10 @@ def slices_in(path: Path, *, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PL
     """
     if not kind_of(path).may_be_volume:
         return None
-    alone = how.orientation not in ("canonical", "stored")  # these two orientations keep the number of slices
-    return _open(path, "image", "none", "none", max_bytes, how, alone=alone).slices
+    # The orientations "canonical" and "stored" keep the number of slices.
+    return _open(
+        path, "image", "none", "none", max_bytes, how, alone=how.orientation not in ("canonical", "stored")
+    ).slices
 
 
 def read_mask(
@@ -280,7 +293,7 @@ def read_pair(
 ) -> tuple[npt.NDArray[np.float32], Labels]:
     """Return the image and mask of ``sample``, with the mask brought to the image's axes however both are stored."""
     image, mask = open_pair(sample, site, split, max_bytes, how)
-    return _picture(image, sample.slice, _bounds(image, how, max_bytes), how), _mask(mask, sample.slice)
+    return _pictures(image, sample, max_bytes, how)(sample.slice), _mask(mask, sample.slice)
 
 
 def read_planes(
@@ -290,11 +303,12 @@ def read_planes(
 
     Arguments and errors are those of :func:`read_image`; the mask is ``None`` for an image with a class.
     """
-    where = (site, split, max_bytes, replace(how, once=True) if sample.slice is None else how)
+    how = replace(how, once=True) if sample.slice is None and how.channels == (0,) else how
+    where = (site, split, max_bytes, how)
     image, mask = (open_image(sample, *where), None) if sample.mask is None else open_pair(sample, *where)
-    bounds = _bounds(image, where[3], max_bytes)
+    picture = _pictures(image, sample, max_bytes, how)
     for number in range(image.slices) if sample.slice is None and image.slices is not None else (sample.slice,):
-        yield _picture(image, number, bounds, how), None if mask is None else _mask(mask, number)
+        yield picture(number), None if mask is None else _mask(mask, number)
 
 
 def open_pair(
@@ -487,9 +501,8 @@ def _name_file(path: Path, what: str, site: str, split: str, limit: int = 0) -> 
     except Exception as error:
         if isinstance(error, TaskStopped) or not may_be_of_file(error):
             raise
-        reason = getattr(error, "strerror", None) or str(error)
-        if not isinstance(error, (ValueError, OSError)):
-            reason = "it is damaged, or holds what is not read"
+        known = isinstance(error, (ValueError, OSError))
+        reason = getattr(error, "strerror", None) or str(error) if known else "it is damaged, or holds what is not read"
         raise _unreadable(path, what, site, split, describe_misnamed(path) or reason) from error
 
 
@@ -511,8 +524,7 @@ def _decode(file: ImageFile, is_mask: bool, limit: int, decoded: DecodedVolumes 
         # Slices first, so that the values of a slice lie together on disk.
         lambda: {"array": np.moveaxis(file.decode(is_mask=is_mask, limit=limit), 2, 0)},
     )["array"]  # fmt: skip
-    if array.nbytes > limit:  # the array was cached on disk under a higher limit
-        raise TooLarge(array.nbytes)
+    check_size(array.nbytes, limit)  # the array may have been cached on disk under a higher limit
     return np.moveaxis(array, 0, 2)
 
 
@@ -546,8 +558,8 @@ def _unreadable(path: Path, what: str, site: str, split: str, reason: str) -> Da
 def reading_takes(samples: Iterable[Sample], voxel: int) -> int:
     """Return the memory that reading one case with its mask takes, at most, by the headers of all given files.
 
-    Of pictures only the largest files are opened, since they need little. A file that cannot be opened counts as empty:
-    whoever reads it reports it.
+    Of pictures only the 16 largest files are opened, since they need little. A file that cannot be opened counts as
+    empty: whoever reads it reports it.
 
     Args:
         samples: the cases, with all their images and masks.
@@ -560,7 +572,7 @@ def reading_takes(samples: Iterable[Sample], voxel: int) -> int:
 
     masks = {sample.files: sample.mask for sample in samples}
     pictures = [files for files in masks if files[0].is_file() and not kind_of(files[0], False).may_be_volume]
-    largest = nlargest(PICTURES_OPENED, pictures, key=lambda files: files[0].stat().st_size)
+    largest = nlargest(16, pictures, key=lambda files: files[0].stat().st_size)
     most = 0
     for files in (*masks.keys() - pictures, *largest):
         try:

@@ -115,18 +115,13 @@ def report_mean(
     if not len(finite):
         return {}
     values, whose = array[finite], None if cases is None else [cases[int(i)] for i in finite]
-    figures: dict[str, Any] = {"test_cases": num_cases(len(values), whose)}
     error = standard_error((values - values.mean()) / len(values), whose)
-    if math.isfinite(error):
-        figures["standard_error"] = error
-    if math.isfinite(low) and math.isfinite(high) and low < high:
-        figures["case_scores"] = case_scores(values, whose, low, high)
-    return figures
-
-
-def num_cases(images: int, cases: Cases | None) -> int:
-    """Return the number of cases that a site's images belong to."""
-    return number_cases(images, cases)[0]
+    has_range = math.isfinite(low) and math.isfinite(high) and low < high
+    return {
+        "test_cases": number_cases(len(values), whose)[0],
+        **({"standard_error": error} if math.isfinite(error) else {}),
+        **({"case_scores": case_scores(values, whose, low, high)} if has_range else {}),
+    }
 
 
 def number_cases(images: int, cases: Cases | None) -> tuple[int, npt.NDArray[np.int64]]:

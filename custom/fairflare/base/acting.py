@@ -14,8 +14,6 @@ from typing import Any, Literal, get_args, get_origin
 
 from fairflare.base.settings import Part, default_of, field_names, hints_of
 
-__all__ = ["OnlyWith", "idle", "needs_of", "never_acting", "only_with"]
-
 
 @dataclass(frozen=True)
 class OnlyWith:

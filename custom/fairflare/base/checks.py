@@ -172,11 +172,13 @@ def nearest(value: Any, known: Iterable[str], *, most: int = MAX_NAMES, close: f
         far: if no name is near, suggest those that have a word of it.
     """
     text, names = str(value).casefold(), {name.casefold(): name for name in known}
-    near = difflib.get_close_matches(text, names, n=most, cutoff=close)
     short = (name for name in names if "".join(word[:1] for word in name.split("_")) == text)
-    near = near or [*short, *(name for name in names if len(text) >= SHORTEST and name.startswith(text))][:most]
     akin = (name for name in names if far and {*text.split("_")} & {*name.split("_")})
-    near = near or difflib.get_close_matches(text, akin, n=most, cutoff=0.0)
+    near = (
+        difflib.get_close_matches(text, names, n=most, cutoff=close)
+        or [*short, *(name for name in names if len(text) >= SHORTEST and name.startswith(text))][:most]
+        or difflib.get_close_matches(text, akin, n=most, cutoff=0.0)
+    )
     return f"; did you mean {' or '.join(repr(names[name]) for name in near)}?" if near else ""
 
 

@@ -59,8 +59,7 @@ class Metric:
     def __post_init__(self) -> None:
         start, sign, rest = self.name.partition("<")  # a name such as dice_<class> stands for a family of metrics
         object.__setattr__(self, "name", metric_name(start) + sign + rest if start and sign else metric_name(self.name))
-        for name in ("low", "high"):
-            value = getattr(self, name)
+        for name, value in (("low", self.low), ("high", self.high)):
             if value not in (-math.inf, math.inf):
                 number(f"{name} of metric {self.name!r}", value)
         refuse({

@@ -69,7 +69,7 @@ def _needs(package: str, extra: str) -> str:
 
 def _is_installed(file: str) -> bool:
     path = Path(file)
-    folders = (PACKAGE, *(sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")))
+    folders = [PACKAGE, *(Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib", "stdlib"))]
     return (
         file.startswith("<") or "site-packages" in path.parts or any(path.is_relative_to(folder) for folder in folders)
     )

@@ -40,12 +40,6 @@ from typing_extensions import dataclass_transform
 
 from fairflare.base import checks
 
-__all__ = [
-    "BelowOne", "Flag", "Fraction", "NonNegative", "NonNegativeInt", "Number", "Part", "Positive", "PositiveInt",
-    "Share", "Text", "Whole", "build", "choices", "default_of", "describe_type", "field_names", "hints_of", "parts_of",
-    "quote_names", "settings", "values_of",
-]  # fmt: skip
-
 # Types of numbers are strict, as in JSON: neither a text nor ``true`` is taken for a number.
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0)]
@@ -303,7 +297,7 @@ def _plain(value: Any) -> Any:
 def choices(base: type) -> dict[str, type]:
     """Return the classes that a setting of class ``base`` may have, by their ``kind``: ``base`` and its subclasses."""
     classes = {vars(base)["kind"]: base} if isinstance(vars(base).get("kind"), str) else {}
-    for cls in type.__subclasses__(base):
+    for cls in base.__subclasses__():
         classes |= choices(cls)
     return classes
 

@@ -11,8 +11,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fairflare.base.metric import LOSS, Metric, metric_name
-from fairflare.base.site_data import SPLIT_GLOBAL, Batches, PriorNetwork, Proxy, SiteData
+from fairflare.base.metric import LOSS as LOSS
+from fairflare.base.metric import Metric as Metric
+from fairflare.base.metric import metric_name as metric_name
+from fairflare.base.site_data import SPLIT_GLOBAL as SPLIT_GLOBAL
+from fairflare.base.site_data import Batches as Batches
+from fairflare.base.site_data import PriorNetwork as PriorNetwork
+from fairflare.base.site_data import Proxy as Proxy
+from fairflare.base.site_data import SiteData as SiteData
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -26,11 +32,6 @@ if TYPE_CHECKING:
     from fairflare.base.site_data import Device as Device
 
     Outcomes: TypeAlias = tuple[npt.NDArray[np.int64] | None, npt.NDArray[np.float64]]
-
-__all__ = [
-    "LOSS", "SPLIT_GLOBAL", "Batches", "Metric", "PriorNetwork", "Proxy", "SiteData", "Task", "evaluating",
-    "metric_name",
-]  # fmt: skip
 
 
 class Task(ABC):
@@ -89,8 +90,11 @@ class Task(ABC):
 
     def is_overridden(self, *names: str) -> bool:
         """Return whether a class outside this package defines one of the named methods."""
-        methods = (getattr(type(self), name, None) for name in names)
-        return any(not method.__module__.startswith("fairflare.") for method in methods if method is not None)
+        return any(
+            not method.__module__.startswith("fairflare.")
+            for method in (getattr(type(self), name, None) for name in names)
+            if method is not None
+        )
 
     def training_settings(self, given: Collection[str] = ()) -> dict[str, Any]:
         """Return settings of local training that the task prescribes.

@@ -62,11 +62,10 @@ def motion_blur(image: Image, severity: int, rng: np.random.Generator) -> Image:
     """
     height, width = _check_image(image).shape[:2]
     angle = math.radians(rng.uniform(-BLUR_ANGLE, BLUR_ANGLE))
-    rows, columns = np.arange(height), np.arange(width)
     blurred = np.zeros(image.shape, np.float32)
     for i, k in enumerate(blur_kernel(severity, size=min(height, width)).tolist()):
         dx, dy = (math.ceil(i * part - 0.5) for part in (math.cos(angle), math.sin(angle)))
-        y, x = np.clip(rows + dy, 0, height - 1), np.clip(columns + dx, 0, width - 1)
+        y, x = np.clip(np.arange(height) + dy, 0, height - 1), np.clip(np.arange(width) + dx, 0, width - 1)
         blurred += np.float32(k) * image[y[:, None], x[None, :]]
     return np.round(np.clip(blurred, 0, 255)).astype(np.uint8)
 

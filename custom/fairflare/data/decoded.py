@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 DECODED_BYTES = 16 * 2**30  # default limit of all cached files together
 FORM = 3  # version of the cached files, of decoding and of preparing; files of another version are replaced
 UNUSED_DAYS = 30  # cached files that were not used for this long are removed
-ALIGNED = 64  # bytes; each array starts at a multiple of them
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
@@ -122,14 +121,13 @@ class DecodedVolumes:
     def _make_room(self, needed: int, new: Path) -> None:
         """Remove older states of the same source and long unused files, then more files until ``needed`` bytes fit."""
         remove_partials(self.folder)
-        source = new.name.partition("-")[0]
         oldest = time.time() - UNUSED_DAYS * 86400
         present: list[tuple[float, int, Path]] = []
         for file in self.folder.glob("*-*.npy"):
             with contextlib.suppress(FileNotFoundError):  # another process removed the file
                 record = file.with_suffix(".json")
                 used = record.stat().st_mtime if record.exists() else 0.0
-                if used < oldest or file.name.partition("-")[0] == source:
+                if used < oldest or file.name.partition("-")[0] == new.name.partition("-")[0]:
                     _remove(file)
                 else:
                     present.append((used, file.stat().st_size, file))
@@ -175,10 +173,10 @@ def _remove(file: Path) -> None:
 
 
 def _save(path: Path, arrays: Arrays, starts: dict[str, int]) -> None:
-    """Write arrays one behind the other, in C order and aligned, and note where each starts."""
+    """Write arrays one behind the other, in C order, each from a multiple of 64 bytes, and note where each starts."""
     with path.open("wb") as file:
         for name, array in arrays.items():
-            file.write(b"\0" * (-file.tell() % ALIGNED))
+            file.write(b"\0" * (-file.tell() % 64))
             starts[name] = file.tell()
             # numpy would write an array of Fortran's order in that order; others it copies in parts.
             array = np.ascontiguousarray(array) if array.flags.f_contiguous else array

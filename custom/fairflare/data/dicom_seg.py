@@ -21,8 +21,6 @@ from fairflare.data.dicom_files import files_of_series, has_dicom_mark
 from fairflare.data.geometry import SEGMENTS, Grid, Misfit, refuse_misfit
 from fairflare.data.listing.attributes import MAX_NAME
 
-TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])  # DICOM's axes point to the left and the back
-
 
 def file_in(path: Path) -> Path | None:
     """Return a path if it is a SEG file, or the SEG that is the only DICOM file of a folder; otherwise ``None``."""
@@ -48,9 +46,10 @@ def grid_of(file: Path) -> Grid:
             return Grid((seg.Rows, seg.Columns, 1))
         if where is None:
             raise ValueError("its frames have no regular positions")
-        affine = TO_RAS @ np.asarray(where.affine)[:, [1, 2, 0, 3]]
+        # DICOM's axes point to the left and the back.
+        affine = np.diag([-1.0, -1.0, 1.0, 1.0]) @ np.asarray(where.affine)[:, [1, 2, 0, 3]]
         slices, rows, columns = where.spatial_shape
-    return Grid((rows, columns, slices), (("SEG", affine),), of=SEGMENTS, frame=frame)
+        return Grid((rows, columns, slices), (("SEG", affine),), of=SEGMENTS, frame=frame)
 
 
 def labels_of(file: Path) -> npt.NDArray[Any]:

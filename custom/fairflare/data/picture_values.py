@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairflare.base.checks import refuse
+from fairflare.base.checks import first_of, refuse
 from fairflare.base.own_errors import reading_as
 
 if TYPE_CHECKING:
@@ -114,12 +114,12 @@ def check_mask(picture: Image.Image, array: npt.NDArray[Any], reduced: bool) -> 
             f"it is a JPEG, which changes labels: it holds {len(np.unique(array))} different values; store the mask "
             "again from its source, as PNG"
         )
-    kind = "MinIsWhite (its lowest value is white)" if min_is_white(picture) else picture.mode
-    if reduced:
-        kind = "colours of 16 bits"
-    elif kind in ("1", "L", "P", "PA", "LA", "RGB", "RGBA", "F") or kind.startswith("I"):
-        return
-    raise ValueError(f"it is stored as {kind}; a mask has one channel of label values: save it as a grey picture")
+    odd = {"colours of 16 bits": reduced, "MinIsWhite (its lowest value is white)": min_is_white(picture)}
+    kind = first_of(odd) or picture.mode
+    refuse({
+        f"it is stored as {kind}; a mask has one channel of label values: save it as a grey picture":
+            kind not in ("1", "L", "P", "PA", "LA", "RGB", "RGBA", "F") and not kind.startswith("I"),
+    })  # fmt: skip
 
 
 def convert_to_rgb(picture: Image.Image) -> Image.Image:
@@ -127,8 +127,9 @@ def convert_to_rgb(picture: Image.Image) -> Image.Image:
     from PIL import ImageCms
 
     lab, rgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
-    exact = ImageCms.Flags.NOOPTIMIZE  # without this flag, dark colours are wrong by up to 12 of 255
-    converted = ImageCms.applyTransform(picture, ImageCms.buildTransform(lab, rgb, "LAB", "RGB", flags=exact))
+    # Without this flag, dark colours are wrong by up to 12 of 255.
+    transform = ImageCms.buildTransform(lab, rgb, "LAB", "RGB", flags=ImageCms.Flags.NOOPTIMIZE)
+    converted = ImageCms.applyTransform(picture, transform)
     assert converted is not None  # applyTransform returns None only when it changes a picture in place
     return converted
 

@@ -64,8 +64,10 @@ def nifti_grid(header: Any) -> Grid:
     unit, factor = UNITS.get(int(header["xyzt_units"]) & 7, ("mm", 1.0))
     forms = {"sform": header.get_sform, "qform": lambda: _qform(header, (columns, rows, slices))}
     affines = {name: np.asarray(form()) for name, form in forms.items() if int(header[f"{name}_code"]) > 0}
-    in_mm = np.diag([factor] * 3 + [1.0])
-    statements = [(name, check_affine(in_mm @ form[:, [1, 0, 2, 3]], shape, name)) for name, form in affines.items()]
+    statements = [
+        (name, check_affine(np.diag([factor] * 3 + [1.0]) @ form[:, [1, 0, 2, 3]], shape, name))
+        for name, form in affines.items()
+    ]
     if len(statements) > 1 and together(statements[0][1], statements[1][1], shape):
         statements = statements[:1]
     notes = true_texts({

@@ -135,12 +135,14 @@ def fit(image: Grid, mask: Grid, drawn_on: str | None = None, orientation: str =
         return _pixel_on_pixel(image, mask, upright)
     stored = Fit(_compose(np.asarray(back(tag_turn(mask.tag))), tag_turn(image.tag)))
     one, other, tag = ("picture", "mask", image.tag) if mask.tag is None else ("mask", "picture", mask.tag)
-    misfit = Misfit(
-        "only one of image and mask says that it is turned",
-        f"the {one} says that it is turned (EXIF {tag}), the {other} says nothing",
-        CHOOSE,
-    )
-    return _fit_as_set(image, mask, stored, upright, drawn_on, misfit)
+    return _fit_as_set(
+        image, mask, stored, upright, drawn_on,
+        Misfit(
+            "only one of image and mask says that it is turned",
+            f"the {one} says that it is turned (EXIF {tag}), the {other} says nothing",
+            CHOOSE,
+        ),
+    )  # fmt: skip
 
 
 def tag_turn(tag: int | None) -> Turn:
@@ -385,8 +387,9 @@ def _half_said(image: Grid, mask: Grid, drawn_on: str | None, orientation: str) 
             f"the {other} says nothing of how it lies, and DICOM slices may be numbered from either end",
             WITH_GEOMETRY,
         )
-    fits = Fit(PLAIN, affine_of_image), Fit(upright, affine_of_image)
-    return _fit_as_set(image, mask, *fits, None if known.of else drawn_on, misfit)
+    return _fit_as_set(
+        image, mask, Fit(PLAIN, affine_of_image), Fit(upright, affine_of_image), None if known.of else drawn_on, misfit
+    )
 
 
 def _fit_as_set(

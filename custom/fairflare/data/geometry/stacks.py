@@ -180,8 +180,11 @@ def _several(planes: Sequence[Plane], name: str, planes_by: Mapping[str, Plane],
         )
     if what == "frames":
         lie = len({tuple(np.round(plane.position, 3)) for plane in planes if plane.position is not None})
-        count = f"{len(planes)} frames lie at {lie} places"
-        count = count if 0 < lie < len(planes) else f"its frames are {len(values)} stacks"
+        count = (
+            f"{len(planes)} frames lie at {lie} places"
+            if 0 < lie < len(planes)
+            else f"its frames are {len(values)} stacks"
+        )
         return Misfit(
             "frames of several stacks",
             f"{count}; they differ in {name} ({_shortly(values)})",
@@ -218,8 +221,10 @@ def _order_unplaced(planes: Sequence[Plane], what: str) -> Stack:
         "the series has no order: its files say neither where a slice lies nor a number of its own",
         "Name one file, or fetch the whole series",
     )
-    order = sorted(range(len(planes)), key=lambda k: numbers[k] or 0)
-    return Stack(tuple(order), note="slices do not say where they lie: ordered by InstanceNumber")
+    return Stack(
+        tuple(sorted(range(len(planes)), key=lambda k: numbers[k] or 0)),
+        note="slices do not say where they lie: ordered by InstanceNumber",
+    )
 
 
 def _check_even(
@@ -232,32 +237,31 @@ def _check_even(
     twice = np.flatnonzero(steps <= max(SAME_PLACE, TWICE * usual))
     if twice.size:
         raise _twice(planes, along, twice, what, copied)
-    if count > 2:
-        decimals = max(plane.decimals for plane in planes)
-        rounding = 10.0**-decimals if decimals >= 2 else 0.0
-        gaps = np.flatnonzero(steps > GAP * usual)
-        if gaps.size:
-            k = int(gaps[0])
-            missing = sum(round(float(step) / usual) - 1 for step in steps[gaps])
-            whole = np.abs(steps[gaps] / usual - np.round(steps[gaps] / usual)).max() <= 0.1
-            lacks = f": {missing} {'slice is' if missing == 1 else 'slices are'} missing" if whole else ""
-            raise Misfit(
-                "slices are missing",
-                f"{steps[k]:.4g} mm lie between slices {k} and {k + 1} ({planes[k].name}, {planes[k + 1].name}), "
-                f"{usual:.4g} mm between the others{f', as in {len(gaps) - 1} more places' * (len(gaps) > 1)}{lacks}",
-                WHOLE_SERIES,
-            )
-        off = np.flatnonzero(np.abs(steps - usual) > max(STEP * usual, rounding) + 1e-9)
-        drift = np.abs(along - (along[0] + np.arange(count) * (along[-1] - along[0]) / (count - 1)))
-        if off.size or drift.max() > DRIFT * usual:
-            k = int(off[0]) if off.size else int(drift.argmax()) - 1
-            value = (
-                f"its steps are uneven: from {steps.min():.4g} to {steps.max():.4g} mm, mostly {usual:.4g}, first "
-                f"between slices {k} and {k + 1} ({planes[k].name}, {planes[k + 1].name})"
-                if off.size
-                else f"its steps drift: slice {k + 1} lies {drift.max():.3g} mm off even steps of {usual:.4g} mm"
-            )
-            raise Misfit("uneven steps between slices", value, WHOLE_SERIES)
+    decimals = max(plane.decimals for plane in planes)
+    rounding = 10.0**-decimals if decimals >= 2 else 0.0
+    gaps = np.flatnonzero(steps > GAP * usual)
+    if gaps.size:
+        k = int(gaps[0])
+        missing = sum(round(float(step) / usual) - 1 for step in steps[gaps])
+        whole = np.abs(steps[gaps] / usual - np.round(steps[gaps] / usual)).max() <= 0.1
+        lacks = f": {missing} {'slice is' if missing == 1 else 'slices are'} missing" if whole else ""
+        raise Misfit(
+            "slices are missing",
+            f"{steps[k]:.4g} mm lie between slices {k} and {k + 1} ({planes[k].name}, {planes[k + 1].name}), "
+            f"{usual:.4g} mm between the others{f', as in {len(gaps) - 1} more places' * (len(gaps) > 1)}{lacks}",
+            WHOLE_SERIES,
+        )
+    off = np.flatnonzero(np.abs(steps - usual) > max(STEP * usual, rounding) + 1e-9)
+    drift = np.abs(along - (along[0] + np.arange(count) * (along[-1] - along[0]) / (count - 1)))
+    if off.size or drift.max() > DRIFT * usual:
+        k = int(off[0]) if off.size else int(drift.argmax()) - 1
+        value = (
+            f"its steps are uneven: from {steps.min():.4g} to {steps.max():.4g} mm, mostly {usual:.4g}, first "
+            f"between slices {k} and {k + 1} ({planes[k].name}, {planes[k + 1].name})"
+            if off.size
+            else f"its steps drift: slice {k + 1} lies {drift.max():.3g} mm off even steps of {usual:.4g} mm"
+        )
+        raise Misfit("uneven steps between slices", value, WHOLE_SERIES)
     whole = places[-1] - places[0]
     length = float(np.linalg.norm(whole))
     sideways = math.sqrt(max(length**2 - float(whole @ grown) ** 2, 0.0))

@@ -125,13 +125,12 @@ def open_volume(
         f"the datalist picks slice {sample.slice} of it, which a task on whole volumes does not use; take the key "
         "'slice' out (one entry for each volume), or run a task on slices"
     )
-    refuse(
-        {
-            f"site '{site}': volume '{sample.image}' of split '{split}' cannot be used: {reason}": sample.slice
-            is not None
-        },
-        partial(DataError, public=f"site '{site}': a volume of split '{split}' cannot be used", reason=reason),
-    )
+    refuse({
+        f"site '{site}': volume '{sample.image}' of split '{split}' cannot be used: {reason}":
+            sample.slice is not None,
+    }, partial(
+        DataError, public=f"site '{site}': a volume of split '{split}' cannot be used", reason=reason,
+    ))  # fmt: skip
     how = replace(how, orientation="stored", once=True)
     where = (site, split, limit, how)
     first, *masks = open_pair(sample, *where) if masked else [open_image(sample, *where)]

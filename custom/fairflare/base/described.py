@@ -78,8 +78,9 @@ def meanings(cls: type) -> dict[str, str]:
         block = re.search(
             r"^Args:\n((?:(?: {4}.*)?\n?)*)", inspect.cleandoc(vars(base).get("__doc__") or ""), re.MULTILINE
         )
-        entries = block[1] if block else ""
-        for names, meaning in re.findall(r"^ {4}(\w[^:\n]*):((?:.*\n?(?: {8}.*\n?|\n)*))", entries, re.MULTILINE):
+        for names, meaning in re.findall(
+            r"^ {4}(\w[^:\n]*):((?:.*\n?(?: {8}.*\n?|\n)*))", block[1] if block else "", re.MULTILINE
+        ):
             plain = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", meaning.replace("``", "`"))
             texts = {**dict.fromkeys(re.split(", *", names), " ".join(plain.split())), **texts}
     return texts

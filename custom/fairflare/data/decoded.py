@@ -154,8 +154,9 @@ def _open(file: Path) -> Arrays | None:
     if (record := _record(file)) is None:
         return None
     try:
-        checksum = _checksum(file, file.stat().st_mtime_ns)
-        refuse({"its checksum differs from the recorded one": checksum != record["crc"]})
+        refuse({
+            "its checksum differs from the recorded one": _checksum(file, file.stat().st_mtime_ns) != record["crc"],
+        })  # fmt: skip
         os.utime(file.with_suffix(".json"))  # mark the arrays as used now
         mapped = np.memmap(file, np.uint8, mode="r")  # once, since each map keeps a file open
         with file.open("rb") as opened:

@@ -114,8 +114,10 @@ def check_mask(picture: Image.Image, array: npt.NDArray[Any], reduced: bool) -> 
             f"it is a JPEG, which changes labels: it holds {len(np.unique(array))} different values; store the mask "
             "again from its source, as PNG"
         )
-    odd = {"colours of 16 bits": reduced, "MinIsWhite (its lowest value is white)": min_is_white(picture)}
-    kind = first_of(odd) or picture.mode
+    kind = first_of({
+        "colours of 16 bits": reduced,
+        "MinIsWhite (its lowest value is white)": min_is_white(picture),
+    }) or picture.mode  # fmt: skip
     refuse({
         f"it is stored as {kind}; a mask has one channel of label values: save it as a grey picture":
             kind not in ("1", "L", "P", "PA", "LA", "RGB", "RGBA", "F") and not kind.startswith("I"),

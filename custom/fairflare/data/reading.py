@@ -128,7 +128,7 @@ def read_image(
         DataError: the file is too large, damaged, or holds no image.
     """
     opened = open_image(sample, site, split, max_bytes, how)
-    return _pictures(opened, replace(sample, label=None), max_bytes, how)(sample.slice)
+    return _picture(opened, sample.slice, _bounds(opened, how, max_bytes), how)
 
 
 def open_image(sample: Sample, site: str, split: str, limit: int, how: Reading) -> _Opened:
@@ -146,10 +146,10 @@ def _pictures(
     opened: _Opened, sample: Sample, limit: int, how: Reading
 ) -> Callable[[int | None], npt.NDArray[np.float32]]:
     """Return the function that gives a slice, or the only picture, of an image with all channels of its case."""
-    from fairflare.data.whole_volumes import stack_channels
-
     if how.channels == (0,):
         return partial(_picture, opened, bounds=_bounds(opened, how, limit), how=how)
+    from fairflare.data.whole_volumes import stack_channels
+
     return replace(opened, array=stack_channels(sample, opened.site, opened.split, limit, how)).plane
 
 
@@ -501,8 +501,11 @@ def _name_file(path: Path, what: str, site: str, split: str, limit: int = 0) -> 
     except Exception as error:
         if isinstance(error, TaskStopped) or not may_be_of_file(error):
             raise
-        known = isinstance(error, (ValueError, OSError))
-        reason = getattr(error, "strerror", None) or str(error) if known else "it is damaged, or holds what is not read"
+        reason = (
+            (getattr(error, "strerror", None) or str(error))
+            if isinstance(error, (ValueError, OSError))
+            else "it is damaged, or holds what is not read"
+        )
         raise _unreadable(path, what, site, split, describe_misnamed(path) or reason) from error
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflare.base.checks import refuse
+from fairflare.data import reading
 from fairflare.data.datalist import DataError, Sample
 from fairflare.data.geometry import Grid, resample
 from fairflare.data.image_file import MAX_IMAGE_BYTES, ImageFile, image_file
@@ -149,6 +150,16 @@ def open_volume(
     return Opened(tuple(map(_volume, images)), first.facts.grid, mask, affine)
 
 
+def read_image(
+    sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
+) -> npt.NDArray[np.float32]:  # fmt: skip
+    """Return the image of a sample as :func:`reading.read_image` does, of several channels all of them."""
+    if how.channels == (0,):
+        return reading.read_image(sample, site=site, split=split, max_bytes=max_bytes, how=how)
+    where = (replace(sample, label=None), site, split, max_bytes, how)
+    return replace(open_image(*where), array=stack_channels(*where)).plane(sample.slice)
+
+
 def stack_channels(sample: Sample, *where: Any) -> npt.NDArray[np.float32]:
     """Return all channels of a case along the last axis, on one grid, scaled to [0, 1].
 
@@ -187,9 +198,9 @@ def check_scale(opened: _Opened, how: Reading) -> None:
 
 def read_labels(sample: Sample, site: str, split: str, max_bytes: int, how: Reading) -> Labels:
     """Return the mask alone of a volume, as :func:`read_whole` does."""
-    stored = replace(how, orientation="stored", once=True)
-    mask = _volume(open_pair(sample, site, split, max_bytes, stored, masks_only=True)[1])
-    return whole_numbers(mask, mask.array)
+    how = replace(how, orientation="stored", once=True)
+    mask = open_pair(sample, site, split, max_bytes, how, masks_only=True)[1]
+    return whole_numbers(mask, _volume(mask).array)
 
 
 def _volume(opened: _Opened) -> _Opened:

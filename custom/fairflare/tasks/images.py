@@ -29,7 +29,8 @@ from fairflare.data.geometry import DrawnOn
 from fairflare.data.image_file import MAX_IMAGE_BYTES
 from fairflare.data.intensity import Intensity
 from fairflare.data.orientation import Orientation
-from fairflare.data.reading import Reading, every_channel, read_image
+from fairflare.data.reading import Reading, every_channel
+from fairflare.data.whole_volumes import read_image
 from fairflare.tasks.adapters import Fitted
 from fairflare.tasks.base import Batches, SiteData, Task
 from fairflare.tasks.shared.site_settings import CACHE_BYTES, SiteSettings, read_settings, setting_error, setting_of

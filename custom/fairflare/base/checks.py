@@ -273,7 +273,7 @@ def different(name: str, names: Collection[Any]) -> tuple[str, ...]:
         ValueError: there is no name, or a name comes twice; the message lists the names.
     """
     texts = tuple(str(entry) for entry in names)
-    refuse({f"{name} must be one or more different names, got {list(texts)}": not 0 < len(texts) == len(set(texts))})
+    refuse({f"{name} must be one or more different names, got {list(texts)}": not texts or len({*texts}) < len(texts)})
     return texts
 
 

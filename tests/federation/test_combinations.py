@@ -259,7 +259,7 @@ CHANGES = [
     ("federation/plan/run_settings.py", '    secure: Literal["", "sums"] = ""', "    made_up: Flag = False\n"),
     ("federation/plan/run_settings.py", "        secure: ``", "        made_up: whether the made-up aspect is on.\n"),
     ("base/aspect.py", "#: All aspects of a run.", MADE_UP),
-    ("base/aspect.py", "    CLINICAL, SAMPLING,", "    MADE_UP,\n"),
+    ("base/aspect.py", "    PRIVATE,", "    MADE_UP,\n"),
 ]
 TRIES = """
 from fairflare.federation.plan.plan import make_plan

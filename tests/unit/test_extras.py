@@ -63,7 +63,7 @@ def test_every_package_that_is_imported_is_declared() -> None:
     """Check also packages that other packages bring, as these may stop to."""
     optional = PROJECT["optional-dependencies"]
     named = {"sklearn": "scikit-learn", "PIL": "pillow", "yaml": "pyyaml"}
-    # Of pydantic; for type checkers; of typer; what FLARE makes its kits with.
+    # Of pydantic; of typer; what FLARE makes its kits with.
     ours = {"fairflare", "annotated_types", "pydantic_core", "typing_extensions", "packaging", "click", "cryptography"}
     declared = names(PROJECT["dependencies"]) | {name for extra in optional.values() for name in names(extra)}
     found: set[str] = set()

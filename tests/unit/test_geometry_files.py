@@ -167,7 +167,7 @@ def test_frames_that_itk_reads_wrongly(tmp_path: Path) -> None:
     series = scanned(tmp_path / "s", "axial", "series")
     array = image_file(image).decode(is_mask=False, limit=10**6)
     np.testing.assert_array_equal(array, truth() * 1000)
-    np.testing.assert_allclose(image_file(image).facts().affine, image_file(series).facts().affine)  # type: ignore[arg-type]
+    np.testing.assert_allclose(image_file(image).facts().grid.affine, image_file(series).facts().grid.affine)  # type: ignore[arg-type]
     wrong = mask_of(image, tmp_path / "wrong.nii.gz")
     assert "dcm2niix" in refusal(image, wrong)
     agrees(image, mask_of(series, tmp_path / "right.nii.gz"))
@@ -365,13 +365,13 @@ def test_a_dose_lies_by_its_offsets(tmp_path: Path) -> None:
     place = {"ImageOrientationPatient": WAYS["axial"], "ImagePositionPatient": [0, 0, 0], "PixelSpacing": [0.5, 0.75]}
     path = dicom(tmp_path / "d.dcm", frames, **place, GridFrameOffsetVector=[0, -2, -4, -6, -8])
     found = image_file(path).facts()
-    np.testing.assert_allclose(found.affine, [[0, -0.75, 0, 0], [-0.5, 0, 0, 0], [0, 0, 2, -8], [0, 0, 0, 1]])  # type: ignore[arg-type]
+    np.testing.assert_allclose(found.grid.affine, [[0, -0.75, 0, 0], [-0.5, 0, 0, 0], [0, 0, 2, -8], [0, 0, 0, 1]])  # type: ignore[arg-type]
     np.testing.assert_array_equal(image_file(path).decode(is_mask=False, limit=10**6), truth()[:, :, ::-1])
     absolute = dicom(tmp_path / "x.dcm", frames, **place, GridFrameOffsetVector=[5, 7, 9, 11, 13])
     with pytest.raises(DataError, match="begins with 5, not with 0"):
         read_image(Sample(absolute, 0, 0), site="a", split="test")
     nowhere = dicom(tmp_path / "n.dcm", frames, **place)  # frames without places of their own
-    assert image_file(nowhere).facts().affine is None
+    assert image_file(nowhere).facts().grid.affine is None
 
 
 def test_frames_that_are_no_stack(tmp_path: Path) -> None:

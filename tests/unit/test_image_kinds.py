@@ -138,11 +138,11 @@ def test_a_body_stored_in_any_way_is_seen_the_same(tmp_path: Path) -> None:
         path = nifti(tmp_path / f"{codes}.nii", volume, codes)
         for plane, pictures in seen.items():
             pictures.append(np.stack([read(path, k, orientation=plane)[:, :, 0] for k in (0, 1)]))
-        turn = turn_of(image_file(path).facts().affine, "axial", SLICES)
+        turn = turn_of(image_file(path).facts().grid.affine, "axial", SLICES)
         stored = image_file(path).decode(is_mask=False, limit=10**6)
         np.testing.assert_array_equal(turn_view(stored, turn), volume)
         for orientation in ORIENTATIONS:
-            turn = turn_of(image_file(path).facts().affine, orientation, 9)
+            turn = turn_of(image_file(path).facts().grid.affine, orientation, 9)
             np.testing.assert_array_equal(turn_view(turn_view(stored, turn), back(turn)), stored)
     low, high = volume.min(), np.percentile(volume, 99)
     shown = np.clip((volume - low) / (high - low), 0, 1)
@@ -304,7 +304,7 @@ def test_an_enhanced_file_says_it_frame_by_frame(tmp_path: Path) -> None:
                  PerFrameFunctionalGroupsSequence=Items(each))  # fmt: skip
     array = image_file(path).decode(is_mask=False, limit=10**6)
     np.testing.assert_array_equal(array, np.stack([stored[k] * (1 + k) - 5.0 for k in range(4)], axis=2))
-    affine = image_file(path).facts().affine
+    affine = image_file(path).facts().grid.affine
     assert affine is not None
     np.testing.assert_allclose(affine, [[0, -1, 0, 0], [-2, 0, 0, 0], [0, 0, 4, 0], [0, 0, 0, 1]])
 
@@ -315,7 +315,7 @@ def test_a_series_is_a_volume_in_the_order_of_its_places(tmp_path: Path) -> None
     (folder / "notes.txt").write_text("not DICOM")
     np.testing.assert_array_equal(image_file(folder).decode(is_mask=False, limit=10**6), volume)
     same = nifti(tmp_path / "same.nii.gz", volume, "RAS")
-    np.testing.assert_allclose(image_file(folder).facts().affine[:3, 2], [0, 0, 3])  # type: ignore[index]
+    np.testing.assert_allclose(image_file(folder).facts().grid.affine[:3, 2], [0, 0, 3])  # type: ignore[index]
     for plane in ("canonical", "axial", "sagittal"):
         np.testing.assert_allclose(
             read(folder, 2, orientation=plane), read(same, 2, orientation=plane), atol=1e-6, err_msg=plane

@@ -14,8 +14,6 @@ from typing import Any, Literal, get_args, get_origin
 
 from fairflare.base.settings import Part, default_of, field_names, hints_of
 
-__all__ = ["OnlyWith", "idle", "needs_of", "never_acting", "only_with"]
-
 
 @dataclass(frozen=True)
 class OnlyWith:
@@ -54,11 +52,7 @@ def only_with(other: str, *values: Any, when: Sequence[Any] = (), fact: bool = F
 
 def needs_of(cls: type) -> dict[str, OnlyWith | None]:
     """Return, by setting, what a class's settings need (:class:`OnlyWith`); the class overrides its base classes."""
-    needs: dict[str, OnlyWith | None] = {}
-    for base in cls.__mro__:
-        for name, need in vars(base).get("acts", {}).items():
-            needs.setdefault(name, need)
-    return needs
+    return {name: need for base in reversed(cls.__mro__) for name, need in vars(base).get("acts", {}).items()}
 
 
 def never_acting(cls: type) -> set[str]:
@@ -82,9 +76,8 @@ def idle(
     """
     values = dict(_values(components)) if facts is None else facts
     always = {name for part in components for name, need in needs_of(type(part)).items() if need is None}
-    for name in given:
-        if name in always or (isinstance(given, Mapping) and given[name] is None):
-            continue
+    absent = {name for name in given if given[name] is None} if isinstance(given, Mapping) else set()
+    for name in (name for name in given if name not in always | absent):
         for component in components:
             need = needs_of(type(component)).get(name)
             if need is None or need.other not in values or name not in field_names(type(component)):

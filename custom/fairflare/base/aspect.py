@@ -78,17 +78,6 @@ def _only(name: str, value: Any, why: str) -> Excludes:
 
 FINETUNED = ("finetune", "finetune:head", "finetune:norms", "finetune:all")
 FACTORS = "set adapters.average=factors"
-SCRIPTS = Aspect(
-    "sites' own scripts", "script",
-    excludes=(
-        Excludes("secure", "secure={secure!r} needs FairFlare's own training at the sites, not a script; leave it out"),
-        Excludes(
-            "exchange", "exchange={exchange!r}: a script's own loop trains the whole model; set exchange=all",
-            but=("all",),
-        ),
-        Excludes("crt_rounds", "crt_rounds: a script's own loop does not train a classifier alone; set crt_rounds=0"),
-    ),
-)  # fmt: skip
 SUMS = Aspect(
     "secure sums", "secure",
     settings=("secure",),
@@ -189,15 +178,6 @@ FINETUNING = Aspect(
         ),
     ),
 )  # fmt: skip
-UNLABELLED = Aspect(
-    "unlabelled images", "unlabelled",
-    excludes=(
-        Excludes(
-            "inconsistent", "unlabelled={unlabelled!r} does not work with {inconsistent}; take a task of segmentation "
-            "or classification (one class an image) of FairFlare's own, or leave the setting out",
-        ),
-    ),
-)  # fmt: skip
 RETRAINING = Aspect(
     "extra rounds for the classifier", "crt_rounds",
     settings=("crt_rounds", "crt_epochs", "crt_weights", "crt_mask_absent"),
@@ -211,8 +191,6 @@ RETRAINING = Aspect(
         Excludes("makes_tensors", "{rule} retrains a classifier itself; set crt_rounds=0"),
     ),
 )  # fmt: skip
-GLOBAL_TEST = Aspect("common test", "test_global")
-CLINICAL = Aspect("clinical figures", "clinical")
 SAMPLING = Aspect(
     "intervals of chance", "bootstrap",
     settings=("bootstrap",),
@@ -221,35 +199,66 @@ SAMPLING = Aspect(
         "(`bootstrap`)",
     },
 )  # fmt: skip
-AGGREGATES = Aspect(
-    "another aggregate than the mean", "aggregate", ("median", "trimmed_mean"),
-    settings=("aggregate", "trim"),
-    excludes=(
-        Excludes("only_mean", "aggregate={aggregate!r} does not go with {rule}: {only_mean}; leave it out"),
-    ),
-)  # fmt: skip
-TRIM = Aspect(
-    "trim", "trim",
-    excludes=(
-        Excludes(
-            "aggregate", "trim={trim:g} is of aggregate='trimmed_mean', not {aggregate!r}; leave it out",
-            but=("trimmed_mean",),
-        ),
-    ),
-)  # fmt: skip
-PRODUCTS = Aspect(
-    "adapters averaged by their products", "products",
-    excludes=tuple(Excludes(fact, f"adapters.average='product' does not go with it: {why}; {FACTORS}", but)
-                   for fact, why, but in (
-        ("own_models", "{rule} gives every site a model of its own", ()),
-        ("moves", "{rule} makes a step of its own from the mean change", ()),
-        ("aggregate", "aggregate={aggregate!r} works number by number", ("mean",)),
-    )),
-)  # fmt: skip
 #: All aspects of a run.
 ASPECTS = (
-    AGGREGATES, TRIM, SCRIPTS, RETRAINING, PRODUCTS, SUMS, GROUPS, UNLABELLED, NORMS, FINETUNING, PRIVATE, GLOBAL_TEST,
-    CLINICAL, SAMPLING,
+    Aspect(
+        "another aggregate than the mean", "aggregate", ("median", "trimmed_mean"),
+        settings=("aggregate", "trim"),
+        excludes=(
+            Excludes("only_mean", "aggregate={aggregate!r} does not go with {rule}: {only_mean}; leave it out"),
+        ),
+    ),
+    Aspect(
+        "trim", "trim",
+        excludes=(
+            Excludes(
+                "aggregate", "trim={trim:g} is of aggregate='trimmed_mean', not {aggregate!r}; leave it out",
+                but=("trimmed_mean",),
+            ),
+        ),
+    ),
+    Aspect(
+        "sites' own scripts", "script",
+        excludes=(
+            Excludes(
+                "secure", "secure={secure!r} needs FairFlare's own training at the sites, not a script; leave it out",
+            ),
+            Excludes(
+                "exchange", "exchange={exchange!r}: a script's own loop trains the whole model; set exchange=all",
+                but=("all",),
+            ),
+            Excludes(
+                "crt_rounds", "crt_rounds: a script's own loop does not train a classifier alone; set crt_rounds=0",
+            ),
+        ),
+    ),
+    RETRAINING,
+    Aspect(
+        "adapters averaged by their products", "products",
+        excludes=tuple(Excludes(fact, f"adapters.average='product' does not go with it: {why}; {FACTORS}", but)
+                       for fact, why, but in (
+            ("own_models", "{rule} gives every site a model of its own", ()),
+            ("moves", "{rule} makes a step of its own from the mean change", ()),
+            ("aggregate", "aggregate={aggregate!r} works number by number", ("mean",)),
+        )),
+    ),
+    SUMS,
+    GROUPS,
+    Aspect(
+        "unlabelled images", "unlabelled",
+        excludes=(
+            Excludes(
+                "inconsistent", "unlabelled={unlabelled!r} does not work with {inconsistent}; take a task of "
+                "segmentation or classification (one class an image) of FairFlare's own, or leave the setting out",
+            ),
+        ),
+    ),
+    NORMS,
+    FINETUNING,
+    PRIVATE,
+    Aspect("common test", "test_global"),
+    Aspect("clinical figures", "clinical"),
+    SAMPLING,
 )  # fmt: skip
 #: Settings of the run that are copied from the training; further phases of a round; all keys of a site's own file.
 COPIED = tuple(one.on for one in ASPECTS if one.copied)
@@ -264,7 +273,5 @@ def refusals(facts: Mapping[str, Any], aspects: Collection[Aspect] = ()) -> Iter
         facts: settings of the run, its method and its task, and facts about them, as far as they are known, by name.
         aspects: the aspects to look at; empty: all.
     """
-    for one in aspects or ASPECTS:
-        for row in one.excludes if one.is_on(facts) else ():
-            if row.holds(facts):
-                yield row.text.format_map(facts)
+    on = (one for one in aspects or ASPECTS if one.is_on(facts))
+    yield from (row.text.format_map(facts) for one in on for row in one.excludes if row.holds(facts))

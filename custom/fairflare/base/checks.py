@@ -47,12 +47,12 @@ def number(
         ValueError: the value is no such number; the message says what is wanted and what was found.
     """
     plain_number: float = value if type(value) in _PLAIN else _plain(value)
-    ok = is_number(plain_number) and (isinstance(plain_number, int) or not whole)
-    if ok:
-        ok = (plain_number >= low if above is None else plain_number > above) and (
-            plain_number <= high if below is None else plain_number < below
-        )
-    if not ok:
+    if not (
+        is_number(plain_number)
+        and (isinstance(plain_number, int) or not whole)
+        and (plain_number >= low if above is None else plain_number > above)
+        and (plain_number <= high if below is None else plain_number < below)
+    ):
         raise ValueError(f"{name} must be {spell_range(low, high, above, below, whole)}, got {plain_number!r:.80}")
     return plain_number
 
@@ -110,8 +110,7 @@ def shares(values: Mapping[str, Any], *, of: str = "") -> dict[str, float]:
     of = f" of {of}" if of else ""
     checked = numbers(f"weight{of}", not_empty(f"weights{of}", values), low=0)
     total = math.fsum(checked.values())
-    if not abs(total - 1.0) <= SUM_TOLERANCE:
-        raise ValueError(f"weights{of} must sum to 1, got {total!r}")
+    refuse({f"weights{of} must sum to 1, got {total!r}": not abs(total - 1.0) <= SUM_TOLERANCE})
     return checked
 
 
@@ -126,16 +125,23 @@ def spell_range(
     whole: bool = False,
 ) -> str:  # fmt: skip
     """Return a range as a person reads it: ``finite and >= 0``, ``in (0, 1]``, ``an integer >= 1``."""
-    kind = "an integer " if whole else ""
+    limits = spell_limits(low, high, above, below)
+    if not limits:
+        return "an integer" if whole else "a finite number"
+    return f"an integer {limits}" if whole else limits if limits.startswith("in") else f"finite and {limits}"
+
+
+def spell_limits(
+    low: float = -math.inf, high: float = math.inf, above: float | None = None, below: float | None = None
+) -> str:
+    """Return the limits of a range, as :func:`spell_range` does, without the kind of number; empty for no limits."""
     bottom = low if above is None else above
     top = high if below is None else below
     if math.isfinite(bottom) and math.isfinite(top):
-        return f"{kind}in {'[' if above is None else '('}{bottom:g}, {top:g}{']' if below is None else ')'}"
+        return f"in {'[' if above is None else '('}{bottom:g}, {top:g}{']' if below is None else ')'}"
     if math.isfinite(bottom):
-        return f"{kind or 'finite and '}{'>=' if above is None else '>'} {bottom:g}"
-    if math.isfinite(top):
-        return f"{kind or 'finite and '}{'<=' if below is None else '<'} {top:g}"
-    return "an integer" if whole else "a finite number"
+        return f"{'>=' if above is None else '>'} {bottom:g}"
+    return f"{'<=' if below is None else '<'} {top:g}" if math.isfinite(top) else ""
 
 
 # ------------------------------------------------------------------------------------------------ names
@@ -166,11 +172,13 @@ def nearest(value: Any, known: Iterable[str], *, most: int = MAX_NAMES, close: f
         far: if no name is near, suggest those that have a word of it.
     """
     text, names = str(value).casefold(), {name.casefold(): name for name in known}
-    near = difflib.get_close_matches(text, names, n=most, cutoff=close)
     short = (name for name in names if "".join(word[:1] for word in name.split("_")) == text)
-    near = near or [*short, *(name for name in names if len(text) >= SHORTEST and name.startswith(text))][:most]
     akin = (name for name in names if far and {*text.split("_")} & {*name.split("_")})
-    near = near or difflib.get_close_matches(text, akin, n=most, cutoff=0.0)
+    near = (
+        difflib.get_close_matches(text, names, n=most, cutoff=close)
+        or [*short, *(name for name in names if len(text) >= SHORTEST and name.startswith(text))][:most]
+        or difflib.get_close_matches(text, akin, n=most, cutoff=0.0)
+    )
     return f"; did you mean {' or '.join(repr(names[name]) for name in near)}?" if near else ""
 
 
@@ -188,8 +196,7 @@ def not_empty(name: str, values: S, of: str = "site") -> S:
     Raises:
         ValueError: it has none; the message is ``no OF in NAME``.
     """
-    if len(values) == 0:
-        raise ValueError(f"no {of} in {name}")
+    refuse({f"no {of} in {name}": len(values) == 0})
     return values
 
 
@@ -206,9 +213,9 @@ def same_names(name: str, names: Iterable[str], other: str, others: Iterable[str
     """
     left, right = set(names), set(others)
     if left != right:
-        sides = [(name, left - right), (other, right - left)]
-        odd = [f"only in {whose}: {list_names(only)}" for whose, only in sides if only]
-        raise ValueError(f"{name} and {other} must have the same {of}s; {'; '.join(odd)}")
+        sides = ((name, left - right), (other, right - left))
+        odd = "; ".join(f"only in {whose}: {list_names(only)}" for whose, only in sides if only)
+        raise ValueError(f"{name} and {other} must have the same {of}s; {odd}")
 
 
 def first_of(texts: Mapping[str, object]) -> str:
@@ -266,8 +273,7 @@ def different(name: str, names: Collection[Any]) -> tuple[str, ...]:
         ValueError: there is no name, or a name comes twice; the message lists the names.
     """
     texts = tuple(str(entry) for entry in names)
-    if not texts or len(set(texts)) != len(texts):
-        raise ValueError(f"{name} must be one or more different names, got {list(texts)}")
+    refuse({f"{name} must be one or more different names, got {list(texts)}": not texts or len({*texts}) < len(texts)})
     return texts
 
 
@@ -277,8 +283,7 @@ def site_names(names: Collection[Any]) -> tuple[str, ...]:
     Raises:
         ValueError: there is no name, a name comes twice, or a site has the name of FLARE's server.
     """
-    if SERVER in names:
-        raise ValueError(NO_SITE)
+    refuse({NO_SITE: SERVER in names})
     return different("sites", names)
 
 
@@ -288,9 +293,10 @@ def same_settings(what: str, stored: Mapping[str, Any], current: Mapping[str, An
     Raises:
         ValueError: a setting differs; the message names the first such setting, with both values.
     """
-    for name, value in current.items():
-        if stored.get(name) != value:
-            raise ValueError(f"state is of {what} with {name} {stored.get(name)!r}, this one has {value!r}")
+    refuse({
+        f"state is of {what} with {name} {stored.get(name)!r}, this one has {value!r}": stored.get(name) != value
+        for name, value in current.items()
+    })  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------ arrays
@@ -353,6 +359,6 @@ def list_names(names: Collection[str], most: int = MAX_NAMES) -> str:
     return few(list(map(repr, sorted(names))), most)
 
 
-def few(names: Sequence[str], most: int) -> str:
+def few(names: Sequence[str], most: int = MAX_NAMES, between: str = ", ") -> str:
     """Return the names joined by commas, without quotes; if more than ``most``, the first ones and how many more."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return between.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fairflare.base.acting import never_acting
+from fairflare.base.checks import group_by_key
 from fairflare.base.settings import REQUIRED, default_of, describe_type, hints_of, parts_of, quote_names
 
 
@@ -43,12 +44,14 @@ def describe_settings(cls: type, prefix: str = "") -> list[Setting]:
         wanted = f"one of {quote_names(kinds)}" if kinds else describe_type(hints_of(cls)[field.name])
         shown = None if default is REQUIRED else type(default).kind if kinds else default
         described_settings.append(Setting(name, wanted, shown, default is REQUIRED, texts.get(field.name, "")))
-        owners: dict[str, tuple[Setting, list[str]]] = {}
-        for kind, part in kinds.items():
-            for inner in describe_settings(part, f"{name}."):
-                owners.setdefault(repr(inner), (inner, []))[1].append(kind)
+        alike = group_by_key(
+            (repr(inner), (inner, kind))
+            for kind, part in kinds.items()
+            for inner in describe_settings(part, f"{name}.")
+        )
         described_settings += [
-            dataclasses.replace(s, only=f"{name}={', '.join(having)}") for s, having in owners.values()
+            dataclasses.replace(pairs[0][0], only=f"{name}={', '.join(kind for _, kind in pairs)}")
+            for pairs in alike.values()
         ]
     return described_settings
 
@@ -72,10 +75,12 @@ def meanings(cls: type) -> dict[str, str]:
     """Return ``{setting: text}`` from the ``Args:`` of a class and its bases; the class's own texts override theirs."""
     texts: dict[str, str] = {}
     for base in cls.__mro__:
-        text = inspect.cleandoc(vars(base).get("__doc__") or "")
-        block = re.search(r"^Args:\n((?:(?: {4}.*)?\n?)*)", text, re.MULTILINE)
-        entries = block[1] if block else ""
-        for names, meaning in re.findall(r"^ {4}(\w[^:\n]*):((?:.*\n?(?: {8}.*\n?|\n)*))", entries, re.MULTILINE):
+        block = re.search(
+            r"^Args:\n((?:(?: {4}.*)?\n?)*)", inspect.cleandoc(vars(base).get("__doc__") or ""), re.MULTILINE
+        )
+        for names, meaning in re.findall(
+            r"^ {4}(\w[^:\n]*):((?:.*\n?(?: {8}.*\n?|\n)*))", block[1] if block else "", re.MULTILINE
+        ):
             plain = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", meaning.replace("``", "`"))
             texts = {**dict.fromkeys(re.split(", *", names), " ".join(plain.split())), **texts}
     return texts

@@ -9,7 +9,7 @@ import unicodedata
 from dataclasses import dataclass
 from typing import Any
 
-from fairflare.base.checks import number
+from fairflare.base.checks import number, refuse
 
 
 def metric_name(text: str) -> str:
@@ -59,12 +59,12 @@ class Metric:
     def __post_init__(self) -> None:
         start, sign, rest = self.name.partition("<")  # a name such as dice_<class> stands for a family of metrics
         object.__setattr__(self, "name", metric_name(start) + sign + rest if start and sign else metric_name(self.name))
-        for name in ("low", "high"):
-            value = getattr(self, name)
+        for name, value in (("low", self.low), ("high", self.high)):
             if value not in (-math.inf, math.inf):
                 number(f"{name} of metric {self.name!r}", value)
-        if not self.low < self.high:
-            raise ValueError(f"metric {self.name!r}: low must be below high, got {self.low} and {self.high}")
+        refuse({
+            f"metric {self.name!r}: low must be below high, got {self.low} and {self.high}": not self.low < self.high,
+        })  # fmt: skip
 
     def holds(self, value: float) -> bool:
         """Return whether a finite value lies in the metric's range."""
@@ -78,8 +78,10 @@ class Metric:
 
     def describe(self) -> dict[str, Any]:
         """Return direction, range and unit of the metric as plain values; ``None`` for no limit."""
-        limits = {name: value if math.isfinite(value := getattr(self, name)) else None for name in ("low", "high")}
-        return {**limits, **{name: getattr(self, name) for name in ("higher_is_better", "unit", "mean_of_images")}}
+        return {
+            **{name: value if math.isfinite(value := getattr(self, name)) else None for name in ("low", "high")},
+            **{name: getattr(self, name) for name in ("higher_is_better", "unit", "mean_of_images")},
+        }
 
 
 LOSS = Metric(

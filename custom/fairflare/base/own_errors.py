@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
+from fairflare.base.checks import first_of
+
 PACKAGE = Path(__file__).parents[1]
 MOST = 160  # largest number of characters that are quoted of an error's own text
 #: ``{imported module: (name of its package, extra of fairflare that installs the package)}``
@@ -67,10 +69,9 @@ def _needs(package: str, extra: str) -> str:
 
 def _is_installed(file: str) -> bool:
     path = Path(file)
-    if PACKAGE in path.parents or file.startswith("<"):
-        return True
-    return any(Path(sysconfig.get_paths()[kind]) in path.parents for kind in ("purelib", "platlib", "stdlib")) or (
-        "site-packages" in path.parts
+    folders = [PACKAGE, *(Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib", "stdlib"))]
+    return (
+        file.startswith("<") or "site-packages" in path.parts or any(path.is_relative_to(folder) for folder in folders)
     )
 
 
@@ -111,8 +112,10 @@ def reading_as(what: str) -> Iterator[None]:
     except Exception as error:
         if is_of_machine(error) or (isinstance(error, OSError) and error.errno is not None):
             raise
-        if isinstance(error, (EOFError, gzip.BadGzipFile, zlib.error)):
-            raise ValueError("it is damaged: it ends early, or its checksum is wrong") from error
-        if type(error).__name__ == "DecompressionBombError":
-            raise ValueError("it has more pixels than Pillow opens (179 million)") from error
-        raise ValueError(f"it is damaged, or no {what}") from error
+        reason = first_of({
+            "it is damaged: it ends early, or its checksum is wrong":
+                isinstance(error, (EOFError, gzip.BadGzipFile, zlib.error)),
+            "it has more pixels than Pillow opens (179 million)": type(error).__name__ == "DecompressionBombError",
+            f"it is damaged, or no {what}": True,
+        })  # fmt: skip
+        raise ValueError(reason) from error

@@ -36,15 +36,9 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 from pydantic_core.core_schema import DataclassSchema, DictSchema, IsInstanceSchema
+from typing_extensions import dataclass_transform
 
 from fairflare.base import checks
-from fairflare.base.for_types import dataclass_transform
-
-__all__ = [
-    "BelowOne", "Flag", "Fraction", "NonNegative", "NonNegativeInt", "Number", "Part", "Positive", "PositiveInt",
-    "Share", "Text", "Whole", "build", "choices", "default_of", "describe_type", "field_names", "hints_of", "parts_of",
-    "quote_names", "settings", "values_of",
-]  # fmt: skip
 
 # Types of numbers are strict, as in JSON: neither a text nor ``true`` is taken for a number.
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -107,9 +101,9 @@ def settings(cls: C) -> C:
         _name_what_is_passed_on(below)
 
     # FLARE's exporter and builder look at the signature of __init__.
-    fields = dataclasses.fields(declared)
     named = [
-        inspect.Parameter(f.name, KEYWORD, default=default_of(declared, f.name), annotation=f.type) for f in fields
+        inspect.Parameter(f.name, KEYWORD, default=default_of(declared, f.name), annotation=f.type)
+        for f in dataclasses.fields(declared)
     ]
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     __init__.__signature__ = inspect.Signature([itself, *named])  # type: ignore[attr-defined]
@@ -145,8 +139,8 @@ def _name_what_is_passed_on(cls: type) -> None:
     parent: Any = cls.__mro__[1]
     named = [p for p in signature.parameters.values() if p.kind is not VARIOUS]
     known = {p.name for p in named}
-    passed_on = [p for p in inspect.signature(parent.__init__).parameters.values() if p.name not in known]
-    more = [p.replace(kind=KEYWORD) for p in passed_on if p.kind in BY_NAME]
+    inherited = inspect.signature(parent.__init__).parameters.values()
+    more = [p.replace(kind=KEYWORD) for p in inherited if p.name not in known and p.kind in BY_NAME]
     constructor.__signature__ = signature.replace(parameters=[*named, *more])
 
 
@@ -181,8 +175,8 @@ def describe_type(hint: Any) -> str:
         return f"a {hint.__name__} ({', '.join(kind.__name__ for kind in choices(hint).values())})"
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return hint.__name__
-    schema = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
-    return _schema_in_words(schema.json_schema(schema_generator=_InWords))
+    adapter = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
+    return _schema_in_words(adapter.json_schema(schema_generator=_InWords))
 
 
 class _InWords(GenerateJsonSchema):
@@ -229,14 +223,9 @@ def _schema_in_words(schema: Mapping[str, Any]) -> str:
 
 def _range_in_words(schema: Mapping[str, Any]) -> str:
     """Return the text of a range, to follow a type: `` >= 1``, `` in [0, 1)``, ``, not empty``, or nothing."""
-    low, high = (schema.get(f"{end}imum", schema.get(f"exclusive{end.title()}imum")) for end in ("min", "max"))
-    if low is not None and high is not None:
-        return f" in {'[' if 'minimum' in schema else '('}{low:g}, {high:g}{']' if 'maximum' in schema else ')'}"
-    equal = "=" if "minimum" in schema or "maximum" in schema else ""
-    if low is not None:
-        return f" >{equal} {low:g}"
-    if high is not None:
-        return f" <{equal} {high:g}"
+    limits = {"low": "minimum", "high": "maximum", "above": "exclusiveMinimum", "below": "exclusiveMaximum"}
+    if words := checks.spell_limits(**{end: schema[key] for end, key in limits.items() if key in schema}):
+        return f" {words}"
     least = schema.get("minLength") or schema.get("minItems")
     if not least:
         return ""
@@ -290,8 +279,10 @@ def values_of(component: Any) -> dict[str, Any]:
     For a class without :func:`settings`: the arguments of its ``__init__`` that are attributes of the same names.
     """
     values = {name: getattr(component, name) for name in field_names(type(component)) if hasattr(component, name)}
-    path = f"{type(component).__module__}.{type(component).__name__}"
-    return {"path": path, "args": {name: _plain(value) for name, value in values.items()}}
+    return {
+        "path": f"{type(component).__module__}.{type(component).__name__}",
+        "args": {name: _plain(value) for name, value in values.items()},
+    }
 
 
 def _plain(value: Any) -> Any:
@@ -306,8 +297,7 @@ def _plain(value: Any) -> Any:
 def choices(base: type) -> dict[str, type]:
     """Return the classes that a setting of class ``base`` may have, by their ``kind``: ``base`` and its subclasses."""
     classes = {vars(base)["kind"]: base} if isinstance(vars(base).get("kind"), str) else {}
-    below: list[type] = type.__subclasses__(base)
-    for cls in below:
+    for cls in base.__subclasses__():
         classes |= choices(cls)
     return classes
 
@@ -330,11 +320,8 @@ def build(cls: type, given: Mapping[str, Any]) -> Any:
         ValueError: a kind is unknown, this kind has no such setting, or the class refuses a value.
     """
     arguments = {key: value for key, value in given.items() if "." not in key}
-    inner: dict[str, dict[str, Any]] = {}
-    for key, value in given.items():
-        part, dot, rest = key.partition(".")
-        if dot:
-            inner.setdefault(part, {})[rest] = value
+    dotted = ((key.partition("."), value) for key, value in given.items())
+    inner = checks.group_by_key((part, (rest, value)) for (part, dot, rest), value in dotted if dot)
     for field in (fields := dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()):
         kinds = parts_of(cls, field.name)
         kind = arguments.get(field.name)
@@ -342,7 +329,7 @@ def build(cls: type, given: Mapping[str, Any]) -> Any:
             continue
         name = checks.choice(field.name, kind, kinds) if kind is not None else type(default_of(cls, field.name)).kind
         try:
-            arguments[field.name] = build(kinds[name], inner.pop(field.name, {}))
+            arguments[field.name] = build(kinds[name], dict(inner.pop(field.name, ())))
         except ValueError as error:
             raise ValueError(f"{field.name}={name}: {error}") from None
     if inner:
@@ -356,7 +343,10 @@ def flatten(value: Any, name: str = "") -> dict[str, Any]:
     """Return nested values of :func:`values_of` as a flat dict such as ``{"rule.q": 2.0}``, with the users' names."""
     if not isinstance(value, Mapping):
         return {name: value}
-    values: dict[str, Any] = {}
-    for key, entry in value.items():
-        values.update(flatten(entry, name if key == "args" and "path" in value else f"{name}.{key}".strip(".")))
-    return values
+    return {
+        full: plain
+        for key, entry in value.items()
+        for full, plain in flatten(
+            entry, name if key == "args" and "path" in value else f"{name}.{key}".strip(".")
+        ).items()
+    }

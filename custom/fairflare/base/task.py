@@ -11,8 +11,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fairflare.base.metric import LOSS, Metric, metric_name
-from fairflare.base.site_data import SPLIT_GLOBAL, Batches, PriorNetwork, Proxy, SiteData
+from fairflare.base.metric import LOSS as LOSS
+from fairflare.base.metric import Metric as Metric
+from fairflare.base.metric import metric_name as metric_name
+from fairflare.base.site_data import SPLIT_GLOBAL as SPLIT_GLOBAL
+from fairflare.base.site_data import Batches as Batches
+from fairflare.base.site_data import PriorNetwork as PriorNetwork
+from fairflare.base.site_data import Proxy as Proxy
+from fairflare.base.site_data import SiteData as SiteData
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -26,11 +32,6 @@ if TYPE_CHECKING:
     from fairflare.base.site_data import Device as Device
 
     Outcomes: TypeAlias = tuple[npt.NDArray[np.int64] | None, npt.NDArray[np.float64]]
-
-__all__ = [
-    "LOSS", "SPLIT_GLOBAL", "Batches", "Metric", "PriorNetwork", "Proxy", "SiteData", "Task", "evaluating",
-    "metric_name",
-]  # fmt: skip
 
 
 class Task(ABC):
@@ -69,15 +70,14 @@ class Task(ABC):
         """Return the class numbers of each group (head, medium, tail) that has a metric; default: no group."""
         return {}
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027
         """Check, when a run is built, whether the task can be learned at all.
 
         Raises:
             ValueError: the task cannot be learned.
         """
-        return
 
-    def permit(self, settings: Mapping[str, Any]) -> None:
+    def permit(self, settings: Mapping[str, Any]) -> None:  # noqa: B027
         """Read, at the server and before anything is built, the server's own settings file.
 
         Args:
@@ -87,12 +87,14 @@ class Task(ABC):
         Raises:
             ValueError: one of the task's keys in the file is not usable.
         """
-        return
 
     def is_overridden(self, *names: str) -> bool:
         """Return whether a class outside this package defines one of the named methods."""
-        methods = (getattr(type(self), name, None) for name in names)
-        return any(not method.__module__.startswith("fairflare.") for method in methods if method is not None)
+        return any(
+            not method.__module__.startswith("fairflare.")
+            for method in (getattr(type(self), name, None) for name in names)
+            if method is not None
+        )
 
     def training_settings(self, given: Collection[str] = ()) -> dict[str, Any]:
         """Return settings of local training that the task prescribes.
@@ -122,13 +124,12 @@ class Task(ABC):
         """
         return self
 
-    def check_site(self, model: torch.nn.Module, data: SiteData, device: Device) -> None:
+    def check_site(self, model: torch.nn.Module, data: SiteData, device: Device) -> None:  # noqa: B027
         """Check, at a site and before any training, whether network and loss can process the site's images.
 
         Raises:
             DataError: the images cannot be processed.
         """
-        return
 
     def costs(self, model: torch.nn.Module, data: SiteData, device: Device, samples: int) -> dict[str, Any]:
         """Return, for the check before the first round, what a round costs; default: nothing is known.
@@ -293,11 +294,9 @@ class Task(ABC):
                 declare it.
         """
         metrics = {LOSS.name: LOSS, **{metric.name: metric for metric in self.declared_metrics()}}
-        lacking = [name for name, metric in metrics.items() if metric.higher_is_better is None]
-        if self.primary_metric not in metrics:
-            lacking.append(self.primary_metric)
-        if lacking:
-            raise ValueError(self.asks_for(lacking[0]))
+        for name in (*metrics, self.primary_metric):
+            if name not in metrics or metrics[name].higher_is_better is None:
+                raise ValueError(self.asks_for(name))
         return metrics
 
     def asks_for(self, metric: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.base.checks import choice, number
+from fairflare.base.checks import choice, number, refuse
 
 Image = npt.NDArray[np.uint8]
 
@@ -36,8 +36,7 @@ def gaussian_noise(image: Image, severity: int, rng: np.random.Generator) -> Ima
     Returns:
         A new uint8 image of the same shape; intensities are truncated, not rounded, as in the published code.
     """
-    image = _check_image(image)
-    noise = rng.standard_normal(image.shape, np.float32) * (255 * NOISE_SIGMA[_severity(severity) - 1])
+    noise = rng.standard_normal(_check_image(image).shape, np.float32) * (255 * NOISE_SIGMA[_severity(severity) - 1])
     return np.clip(noise + image, 0, 255).astype(np.uint8)
 
 
@@ -61,15 +60,12 @@ def motion_blur(image: Image, severity: int, rng: np.random.Generator) -> Image:
     Returns:
         A new uint8 image of the same shape, rounded.
     """
-    image = _check_image(image)
-    height, width = image.shape[:2]
-    kernel = blur_kernel(severity, size=min(height, width))
+    height, width = _check_image(image).shape[:2]
     angle = math.radians(rng.uniform(-BLUR_ANGLE, BLUR_ANGLE))
-    rows, columns = np.arange(height), np.arange(width)
     blurred = np.zeros(image.shape, np.float32)
-    for i, k in enumerate(kernel.tolist()):
+    for i, k in enumerate(blur_kernel(severity, size=min(height, width)).tolist()):
         dx, dy = (math.ceil(i * part - 0.5) for part in (math.cos(angle), math.sin(angle)))
-        y, x = np.clip(rows + dy, 0, height - 1), np.clip(columns + dx, 0, width - 1)
+        y, x = np.clip(np.arange(height) + dy, 0, height - 1), np.clip(np.arange(width) + dx, 0, width - 1)
         blurred += np.float32(k) * image[y[:, None], x[None, :]]
     return np.round(np.clip(blurred, 0, 255)).astype(np.uint8)
 
@@ -113,6 +109,8 @@ def _severity(severity: Any) -> int:
 
 def _check_image(image: Any) -> Image:
     kind, shape = getattr(image, "dtype", type(image).__name__), getattr(image, "shape", ())
-    if not isinstance(image, np.ndarray) or kind != np.uint8 or len(shape) not in (2, 3) or not image.size:
-        raise ValueError(f"image must be a uint8 array of shape (h, w) or (h, w, channels), got {kind} {shape}")
+    refuse({
+        f"image must be a uint8 array of shape (h, w) or (h, w, channels), got {kind} {shape}":
+            not isinstance(image, np.ndarray) or kind != np.uint8 or len(shape) not in (2, 3) or not image.size,
+    })  # fmt: skip
     return image

@@ -34,6 +34,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,12 @@ from fairflare.base.site_data import UNLABELLED
 from fairflare.data.image_file import PICTURES as PICTURES
 from fairflare.data.image_file import suffix_of as suffix_of
 from fairflare.data.listing.attributes import doubts_of
-from fairflare.data.listing.checking import EXTRA_NAME, LINKS, SPLITS, CheckedList
-from fairflare.data.listing.samples import DataError, Datalist, Sample, shareable
-
-__all__ = [
-    "PICTURES", "SPLITS", "DataError", "Datalist", "Sample", "labels_in", "load_datalist", "shareable",
-    "suffix_of", "write_datalist",
-]  # fmt: skip
+from fairflare.data.listing.checking import EXTRA_NAME, LINKS, CheckedList
+from fairflare.data.listing.checking import SPLITS as SPLITS
+from fairflare.data.listing.samples import DataError as DataError
+from fairflare.data.listing.samples import Datalist as Datalist
+from fairflare.data.listing.samples import Sample as Sample
+from fairflare.data.listing.samples import shareable as shareable
 
 
 def load_datalist(
@@ -80,21 +80,18 @@ def load_datalist(
             both ``data_root`` and ``linked_roots``, or an image or a patient is in two splits.
     """
     root = Path(os.path.normpath(Path(data_root).expanduser().absolute()))
-    if not root.is_dir():
-        raise DataError(
-            f"site '{site}': data_root '{root}' is not a folder; set 'data_root' in the site's "
-            "fairflare.json to the folder that holds the datalist",
-            f"site '{site}': the data folder does not exist",
-        )
+    checks.refuse({
+        f"site '{site}': data_root '{root}' is not a folder; set 'data_root' in the site's fairflare.json to the "
+        "folder that holds the datalist": not root.is_dir(),
+    }, partial(DataError, public=f"site '{site}': the data folder does not exist"))  # fmt: skip
     file = root / datalist
     folders = real_folders((root, *linked_roots))
     # An absolute path was set by the site itself, like data_root, so it may lie anywhere.
-    if file.is_file() and not Path(datalist).is_absolute() and not lies_in(file, folders):
-        raise DataError(
-            f"site '{site}': datalist '{file}' leads to '{file.resolve()}', outside data_root '{root}'; {LINKS}, or "
-            "give 'datalist' as an absolute path",
-            f"site '{site}': the datalist leads out of the data folder",
-        )
+    checks.refuse({
+        f"site '{site}': datalist '{file}' leads to '{file.resolve()}', outside data_root '{root}'; {LINKS}, or give "
+        "'datalist' as an absolute path":
+            file.is_file() and not Path(datalist).is_absolute() and not lies_in(file, folders),
+    }, partial(DataError, public=f"site '{site}': the datalist leads out of the data folder"))  # fmt: skip
     content = _read_json(file, site)
     checked = CheckedList(site, root, file, class_labels, several, folders, problems=problems)
     splits = checked.splits(content)
@@ -105,9 +102,9 @@ def load_datalist(
             groups = checked.class_groups(content, names)
         else:
             labels = checked.mask_labels(content)
-    doubts = (*doubts_of(checked.attributes, checked.numbers, names or ()), *checked.unread_of(content))
     return Datalist(
-        site, file, splits, names, groups, content.get("synthetic") is True, checked.attributes, doubts, labels,
+        site, file, splits, names, groups, content.get("synthetic") is True, checked.attributes,
+        (*doubts_of(checked.attributes, checked.numbers, names or ()), *checked.unread_of(content)), labels,
         tuple(checked.channels),
     )  # fmt: skip
 
@@ -119,8 +116,8 @@ def write_datalist(
     more = sorted(split for split in splits if split == UNLABELLED or EXTRA_NAME.fullmatch(split))
     for split in splits:
         checks.choice("split", split, (*SPLITS, *more))
-    lists = {split: [dict(entry) for entry in splits.get(split, ())] for split in (*SPLITS, *more)}
-    text = json.dumps({**extra, **lists}, indent=1, ensure_ascii=False) + "\n"
+    content = extra | {split: [dict(entry) for entry in splits.get(split, ())] for split in (*SPLITS, *more)}
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     write_whole(Path(path), lambda draft: draft.write_text(text, encoding="utf-8"), durable=False, shared=True)
 
 
@@ -139,12 +136,10 @@ def labels_in(settings: Mapping[str, Any]) -> tuple[list[Any], Any]:
 
 
 def _read_json(file: Path, site: str) -> Any:
-    if not file.is_file():
-        raise DataError(
-            f"site '{site}': datalist '{file}' does not exist; write one (see docs/data.md) or name it with "
-            "'datalist' in the site's fairflare.json",
-            f"site '{site}': the datalist does not exist",
-        )
+    checks.refuse({
+        f"site '{site}': datalist '{file}' does not exist; write one (see docs/data.md) or name it with 'datalist' in "
+        "the site's fairflare.json": not file.is_file(),
+    }, partial(DataError, public=f"site '{site}': the datalist does not exist"))  # fmt: skip
     try:
         # JSON may be in UTF-8 or UTF-16, with or without a byte order mark.
         return json.loads(file.read_bytes(), object_pairs_hook=keys_once)

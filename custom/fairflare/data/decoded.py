@@ -18,12 +18,14 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fairflare.base.checks import refuse
 from fairflare.base.disk.files import private_folder, remove_partials, write_whole
 from fairflare.data.image_file import ImageFile, image_file
 from fairflare.data.intensity import Bounds
@@ -34,9 +36,7 @@ log = logging.getLogger(__name__)
 DECODED_BYTES = 16 * 2**30  # default limit of all cached files together
 FORM = 3  # version of the cached files, of decoding and of preparing; files of another version are replaced
 UNUSED_DAYS = 30  # cached files that were not used for this long are removed
-ALIGNED = 64  # bytes; each array starts at a multiple of them
 Arrays = Mapping[str, npt.NDArray[Any]]
-_SOUND: set[tuple[Path, int]] = set()  # files, with their times of change, whose checksum this process has verified
 
 
 class DecodedVolumes:
@@ -87,9 +87,10 @@ class DecodedVolumes:
         return low_high and (low_high[0], low_high[1])
 
     def _file(self, how: str, sources: Sequence[ImageFile]) -> Path:
-        paths, states = zip(*((str(source.path.resolve()), source.state) for source in sources), strict=True)
-        name, state = (hashlib.sha256(" ".join(words).encode()) for words in ((how, *paths), (str(FORM), *states)))
-        return self.folder / f"{name.hexdigest()[:24]}-{state.hexdigest()[:16]}.npy"
+        paths = (how, *(str(source.path.resolve()) for source in sources))
+        states = (str(FORM), *(f"{source.stamp} {source.size}" for source in sources))
+        name, state = (hashlib.sha256(" ".join(words).encode()).hexdigest() for words in (paths, states))
+        return self.folder / f"{name[:24]}-{state[:16]}.npy"
 
     def _write(self, file: Path, arrays: Arrays) -> None:
         size = sum(array.nbytes + 4096 for array in arrays.values())
@@ -100,8 +101,10 @@ class DecodedVolumes:
             self._make_room(size, file)
             starts: dict[str, int] = {}
             write_whole(file, lambda partial: _save(partial, arrays, starts), durable=False)
-            size = file.stat().st_size
-            _write_record(file, {"size": size, "crc": _checksum(file), "starts": starts, "bounds": {}})
+            state = file.stat()
+            _write_record(
+                file, {"size": state.st_size, "crc": _checksum(file, state.st_mtime_ns), "starts": starts, "bounds": {}}
+            )
 
     @contextlib.contextmanager
     def _warning(self) -> Iterator[None]:
@@ -118,14 +121,13 @@ class DecodedVolumes:
     def _make_room(self, needed: int, new: Path) -> None:
         """Remove older states of the same source and long unused files, then more files until ``needed`` bytes fit."""
         remove_partials(self.folder)
-        source = new.name.partition("-")[0]
         oldest = time.time() - UNUSED_DAYS * 86400
         present: list[tuple[float, int, Path]] = []
         for file in self.folder.glob("*-*.npy"):
             with contextlib.suppress(FileNotFoundError):  # another process removed the file
                 record = file.with_suffix(".json")
                 used = record.stat().st_mtime if record.exists() else 0.0
-                if used < oldest or file.name.partition("-")[0] == source:
+                if used < oldest or file.name.partition("-")[0] == new.name.partition("-")[0]:
                     _remove(file)
                 else:
                     present.append((used, file.stat().st_size, file))
@@ -152,10 +154,9 @@ def _open(file: Path) -> Arrays | None:
     if (record := _record(file)) is None:
         return None
     try:
-        state = (file, file.stat().st_mtime_ns)
-        if state not in _SOUND and _checksum(file) != record["crc"]:
-            raise ValueError("its checksum differs from the recorded one")
-        _SOUND.add(state)
+        refuse({
+            "its checksum differs from the recorded one": _checksum(file, file.stat().st_mtime_ns) != record["crc"],
+        })  # fmt: skip
         os.utime(file.with_suffix(".json"))  # mark the arrays as used now
         mapped = np.memmap(file, np.uint8, mode="r")  # once, since each map keeps a file open
         with file.open("rb") as opened:
@@ -173,10 +174,10 @@ def _remove(file: Path) -> None:
 
 
 def _save(path: Path, arrays: Arrays, starts: dict[str, int]) -> None:
-    """Write arrays one behind the other, in C order and aligned, and note where each starts."""
+    """Write arrays one behind the other, in C order, each from a multiple of 64 bytes, and note where each starts."""
     with path.open("wb") as file:
         for name, array in arrays.items():
-            file.write(b"\0" * (-file.tell() % ALIGNED))
+            file.write(b"\0" * (-file.tell() % 64))
             starts[name] = file.tell()
             # numpy would write an array of Fortran's order in that order; others it copies in parts.
             array = np.ascontiguousarray(array) if array.flags.f_contiguous else array
@@ -190,8 +191,12 @@ def _part(mapped: npt.NDArray[np.uint8], file: Any, start: int) -> npt.NDArray[A
     return mapped[begin : begin + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
 
 
-def _checksum(path: Path) -> int:
-    """Return the CRC-32 of a file, read in parts: a file mapped whole would count as memory of this process."""
+@cache
+def _checksum(path: Path, stamp: int) -> int:
+    """Return the CRC-32 of a file of a time of change, read once in this process.
+
+    The file is read in parts: mapped whole it would count as memory of this process.
+    """
     checksum = 0
     with path.open("rb") as file:
         while block := file.read(2**20):

@@ -36,10 +36,9 @@ from fairflare.data.dicom_values import (
     palette_colours,
     stored_values,
 )
-from fairflare.data.geometry import Misfit, Plane, Stack, stack
+from fairflare.data.geometry import Misfit, Plane, Stack, refuse_misfit, stack
 from fairflare.data.intensity import Window
 
-DEFLATED = "1.2.840.10008.1.2.1.99"  # transfer syntax of files that are compressed as a whole, of unknown size
 TAGS = (
     "SeriesInstanceUID", "InstanceNumber", "Rows", "Columns", "SamplesPerPixel", "NumberOfFrames",
     "PhotometricInterpretation", "BitsAllocated", "BitsStored", "PixelRepresentation", "RescaleSlope",
@@ -50,9 +49,7 @@ TAGS = (
     "GridFrameOffsetVector", "DimensionIndexSequence", "EchoTime", "TriggerTime", "TemporalPositionIdentifier",
     "DiffusionBValue", "AcquisitionNumber", "SeriesNumber",
 )  # fmt: skip
-WHOLE = ("NumberOfFrames", "SamplesPerPixel", "BitsAllocated", "BitsStored", "HighBit", "InstanceNumber")
 GREY = "MONOCHROME2"
-COLOUR = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
 FILES_APART = (  # attributes that distinguish files at one position, in this order
     "EchoTime", "TriggerTime", "TemporalPositionIdentifier", "DiffusionBValue", "AcquisitionNumber", "SeriesNumber",
 )  # fmt: skip
@@ -60,7 +57,6 @@ FRAMES_APART = (
     "TemporalPositionIndex", "StackID", "ReferencedSegmentNumber", "EffectiveEchoTime", "DiffusionBValue",
     "NominalCardiacTriggerDelayTime", "ComplexImageComponent", "FrameType",
 )  # fmt: skip
-PLACES = ("ImagePositionPatient", "InStackPositionNumber")  # dimensions of a multi-frame file that give positions
 NO_IMAGES = {  # modalities of files without an image: name of their kind, and a tool that converts them to masks
     "SEG": (
         "DICOM SEG", "segimage2itkimage --inputDICOM FILE --outputDirectory MASKS --outputType nii (of dcmqi), or "
@@ -86,10 +82,8 @@ class DicomHeader:
         colour: whether the image has three channels.
         bytes: number of bytes of one value of the array that :func:`decode` returns.
         inverted: whether the lowest value is white.
-        rescaling: slope and intercept, for each frame or one pair for all frames.
+        rescaling: slope and intercept, for each frame or one pair for all frames; empty if they change nothing.
         windows: first display window in the header, for each frame or one for all frames.
-        table: whether a Modality LUT gives the measured values.
-        rescaled: whether a slope and an intercept are applied to the stored values.
         scaled: whether the values differ from the stored ones: then they are float32, and NaN marks padding.
         padding: range of stored values, ends included, that mark pixels outside the picture.
         eight_bits: whether the stored values are 0 to 255 and not rescaled.
@@ -110,8 +104,6 @@ class DicomHeader:
     photometric: str
     rescaling: tuple[tuple[float, float], ...]
     windows: tuple[Window | None, ...]
-    table: bool
-    rescaled: bool
     scaled: bool
     padding: Padding | None
     eight_bits: bool
@@ -146,8 +138,7 @@ def headers(path: Path) -> tuple[DicomHeader, ...]:
     for file in files_of_series(path) or dicom_files(path):  # without an image, the first file says so
         with _name_file(file):
             heads.append(_header(file, file.stat().st_mtime_ns))
-    if not heads:
-        raise ValueError("the folder has no DICOM file")
+    refuse({"the folder has no DICOM file": not heads})
     return tuple(heads[k] for k in stack_of(heads).order) if len(heads) > 1 else tuple(heads)
 
 
@@ -171,8 +162,10 @@ def stack_of(pictures: Sequence[DicomHeader]) -> Stack:
     """
     if len(pictures) == 1:
         return pictures[0].stack
-    if any(picture.frames > 1 or picture.colour for picture in pictures):
-        raise ValueError("the series has files of several frames or in colour; name one file")
+    refuse({
+        "the series has files of several frames or in colour; name one file":
+            any(picture.frames > 1 or picture.colour for picture in pictures),
+    })  # fmt: skip
     return stack([p.plane for p in pictures], same=lambda i, j: _same_pixels(pictures[i].path, pictures[j].path))
 
 
@@ -199,8 +192,10 @@ def _header(path: Path, stamp: int) -> DicomHeader:
         )
     with reading_as("DICOM file"):
         syntax = str(pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID", ""))
-    if syntax == DEFLATED:
-        raise ValueError("the file is packed as a whole (deflated), which is not read; store it explicit little endian")
+    refuse({
+        "the file is packed as a whole (deflated), which is not read; store it explicit little endian":
+            syntax == "1.2.840.10008.1.2.1.99",
+    })  # fmt: skip
     with reading_as("DICOM file"):
         head = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=list(TAGS))
     kind = NO_IMAGE_CLASSES.get(str(head.get("SOPClassUID", "")), str(head.get("Modality", "")))
@@ -212,11 +207,11 @@ def _header(path: Path, stamp: int) -> DicomHeader:
         f"it is a DICOM file without an image ({getattr(head.get('SOPClassUID'), 'name', 'of no class')})":
             not syntax or "Rows" not in head or "Columns" not in head,
         f"its photometric interpretation is {kind!r}; known are {GREY}, {INVERTED}, {PALETTE}, RGB, YBR":
-            kind not in (GREY, INVERTED, PALETTE, *COLOUR),
+            kind not in (GREY, INVERTED, PALETTE, "RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT"),
         "its palette has an alpha channel, which is not applied; export it without transparency":
             "AlphaPaletteColorLookupTableDescriptor" in head,
     })  # fmt: skip
-    for name in WHOLE:
+    for name in ("NumberOfFrames", "SamplesPerPixel", "BitsAllocated", "BitsStored", "HighBit", "InstanceNumber"):
         try:
             int(head.get(name) or 0)
         except (TypeError, ValueError):
@@ -226,7 +221,6 @@ def _header(path: Path, stamp: int) -> DicomHeader:
 
 def _picture(path: Path, head: Any, kind: str, syntax: str) -> DicomHeader:
     frames = int(head.get("NumberOfFrames") or 1)
-    colours = 3 if kind == PALETTE else int(head.get("SamplesPerPixel") or 1)
     groups = _frame_groups(head, frames)
     planes = _planes(path, head, kind, groups, frames)
     stacked = stack(planes, "frames" if frames > 1 else "files")  # frames without positions have one plane in common
@@ -234,10 +228,10 @@ def _picture(path: Path, head: Any, kind: str, syntax: str) -> DicomHeader:
     rescaling = tuple(map(_rescale, ordered))
     rescaled, table = any(each != (1.0, 0.0) for each in rescaling), bool(head.get("ModalityLUTSequence"))
     given = true_texts({"a palette": kind == PALETTE, "a Modality LUT": table, "a slope and intercept": rescaled})
-    if len(given) > 1:
-        raise ValueError(
-            f"its header has {' and '.join(given)}, and at most one of them can give the values; export the file again"
-        )
+    refuse({
+        f"its header has {' and '.join(given)}, and at most one of them can give the values; export the file again":
+            len(given) > 1,
+    })  # fmt: skip
     stored = max(math.ceil(int(head.get("BitsAllocated") or 8) / 8), 2 if kind == PALETTE else 1)
     padding, ignored = padding_of(head)
     scaled = rescaled or table or padding is not None
@@ -246,14 +240,12 @@ def _picture(path: Path, head: Any, kind: str, syntax: str) -> DicomHeader:
         rows=int(head.Rows),
         columns=int(head.Columns),
         frames=frames,
-        colour=colours == 3,
+        colour=kind == PALETTE or int(head.get("SamplesPerPixel") or 1) == 3,
         bytes=max(stored, 4) if scaled else stored,
         inverted=kind == INVERTED or head.get("PresentationLUTShape") == "INVERSE",
         photometric=kind,
-        rescaling=rescaling,
+        rescaling=rescaling if rescaled else (),
         windows=tuple(map(_window, ordered)),
-        table=table,
-        rescaled=rescaled,
         scaled=scaled,
         padding=padding,
         eight_bits=int(head.get("BitsAllocated") or 8) == 8
@@ -273,8 +265,10 @@ def _rescale(places: Sequence[Any]) -> tuple[float, float]:
         slope, intercept = float(values[0]), float(values[1])
     except (TypeError, ValueError):
         slope = intercept = math.nan
-    if slope == 0 or not (math.isfinite(slope) and math.isfinite(intercept)):
-        raise ValueError(f"its header is damaged: RescaleSlope is {values[0]}, RescaleIntercept {values[1]}")
+    refuse({
+        f"its header is damaged: RescaleSlope is {values[0]}, RescaleIntercept {values[1]}":
+            slope == 0 or not (math.isfinite(slope) and math.isfinite(intercept)),
+    })  # fmt: skip
     return slope, intercept
 
 
@@ -287,12 +281,12 @@ def _frame_groups(head: Any, frames: int) -> list[list[Any]]:
     from pydicom.sequence import Sequence as Items
 
     per_frame, shared = head.get("PerFrameFunctionalGroupsSequence"), head.get("SharedFunctionalGroupsSequence")
-    if per_frame and len(per_frame) != frames:
-        raise Misfit(
-            "per-frame functional groups and frames differ in number",
-            f"its header has {len(per_frame)} functional groups for {frames} frames",
-            "Fetch the file again, or leave it out",
-        )
+    refuse_misfit(
+        per_frame and len(per_frame) != frames,
+        "per-frame functional groups and frames differ in number",
+        f"its header has {len(per_frame or ())} functional groups for {frames} frames",
+        "Fetch the file again, or leave it out",
+    )
     of_all = [shared[0]] if shared else []
     outer = [[each, *of_all] for each in per_frame] if per_frame else [of_all]
     return [
@@ -309,17 +303,19 @@ def _planes(path: Path, head: Any, kind: str, groups: Sequence[Sequence[Any]], f
     """
     from pydicom.datadict import keyword_for_tag
 
-    alike = {"size": f"{head.Rows} x {head.Columns}", "PhotometricInterpretation": kind}
-    alike |= {name: str(head.get(name, "")) for name in ("SOPClassUID", "FrameOfReferenceUID")}
-    alike = {"SeriesInstanceUID": str(head.get("SeriesInstanceUID", "")), **alike}
-    tilt, number = float(head.get("GantryDetectorTilt") or 0), head.get("InstanceNumber")
-    offsets = head.get("GridFrameOffsetVector")
+    number, offsets = head.get("InstanceNumber"), head.get("GridFrameOffsetVector")
     usual = Plane(
         f"'{path.name}'",
         number=None if number is None else int(number),
-        tilt=tilt,
+        tilt=float(head.get("GantryDetectorTilt") or 0),
         modality=_text(head.get("Modality")),
-        alike=alike,
+        alike={
+            "SeriesInstanceUID": str(head.get("SeriesInstanceUID", "")),
+            "size": f"{head.Rows} x {head.Columns}",
+            "PhotometricInterpretation": kind,
+            "SOPClassUID": str(head.get("SOPClassUID", "")),
+            "FrameOfReferenceUID": str(head.get("FrameOfReferenceUID", "")),
+        },
         apart={name: _text(head.get(name)) for name in FILES_APART},
     )
     if not any(groups):  # the file has no functional groups
@@ -328,12 +324,12 @@ def _planes(path: Path, head: Any, kind: str, groups: Sequence[Sequence[Any]], f
             return [top]
         if not offsets or len(offsets) != frames or top.position is None or top.across is None:
             return [usual]
-        if float(offsets[0]) != 0:
-            raise Misfit(
-                "offsets of frames that are not relative",
-                f"its GridFrameOffsetVector begins with {float(offsets[0]):g}, not with 0",
-                "Fetch the file again, or leave it out",
-            )
+        refuse_misfit(
+            float(offsets[0]) != 0,
+            "offsets of frames that are not relative",
+            f"its GridFrameOffsetVector begins with {float(offsets[0]):g}, not with 0",
+            "Fetch the file again, or leave it out",
+        )
         normal = np.cross(top.across[:3], top.across[3:])
         behind = (np.array(top.position) + float(offset) * normal for offset in offsets)
         return [replace(top, name=f"frame {k}", position=tuple(place)) for k, place in enumerate(behind)]
@@ -341,13 +337,17 @@ def _planes(path: Path, head: Any, kind: str, groups: Sequence[Sequence[Any]], f
     dimensions = [keyword_for_tag(pointer) or str(pointer) for pointer in pointers]
     planes = []
     for k, places in enumerate(groups):
-        differing = {name: _text(_first(places, name, None)) for name in FRAMES_APART}
         values = _first(places, "DimensionIndexValues", None)
         values = [values] if isinstance(values, int) else values or ()
-        differing |= {f"dimension {n}": str(v) for n, v in zip(dimensions, values, strict=False) if n not in PLACES}
-        one = replace(usual, **_place(places))
+        differing = {name: _text(_first(places, name, None)) for name in FRAMES_APART}
+        differing |= {
+            f"dimension {n}": str(v)
+            for n, v in zip(dimensions, values, strict=False)
+            if n not in ("ImagePositionPatient", "InStackPositionNumber")  # these give positions
+        }
         alike = {name: differing[name] for name in ("TemporalPositionIndex", "StackID")}
-        planes.append(one if frames == 1 else replace(one, name=f"frame {k}", alike=alike, apart=differing))
+        of_frame: dict[str, Any] = {"name": f"frame {k}", "alike": alike, "apart": differing} if frames > 1 else {}
+        planes.append(replace(usual, **_place(places), **of_frame))
     return planes
 
 
@@ -391,9 +391,8 @@ def _window(places: Sequence[Any]) -> Window | None:
     centre, width = _first(places, "WindowCenter", None), _first(places, "WindowWidth", None)
     if centre is None or width is None:
         return None
-    first = [value if isinstance(value, (int, float, str)) else value[0] for value in (centre, width)]
     function = str(_first(places, "VOILUTFunction", "LINEAR"))
-    numbers = _numbers(first, 2)
+    numbers = _numbers([value if isinstance(value, (int, float, str)) else value[0] for value in (centre, width)], 2)
     if numbers is None or numbers[1] <= 0 or function not in ("LINEAR", "LINEAR_EXACT", "SIGMOID"):
         return None
     return Window(numbers[0], numbers[1], function)
@@ -425,8 +424,7 @@ def decode(pictures: Sequence[DicomHeader], is_mask: bool) -> npt.NDArray[Any]:
         check_stop()
         with _name_file(picture.path):
             plane = _pixels(picture, is_mask) if number else first
-        if not scaled and plane.dtype != whole.dtype:
-            raise ValueError("the files of the series hold values of different types")
+        refuse({"the files of the series hold values of different types": not scaled and plane.dtype != whole.dtype})
         whole[:, :, number] = plane
     return whole
 
@@ -436,28 +434,28 @@ def _pixels(picture: DicomHeader, is_mask: bool) -> npt.NDArray[Any]:
 
     with reading_as("DICOM file"):
         dataset = pydicom.dcmread(picture.path, specific_tags=list(PIXEL_TAGS))
-    if "PixelData" not in dataset and not any(name in dataset for name in FLOATS):
-        raise ValueError("it is a DICOM file without an image: its header describes one, the pixels are missing")
+    refuse({
+        "it is a DICOM file without an image: its header describes one, the pixels are missing":
+            not any(name in dataset for name in ("PixelData", *FLOATS)),
+    })  # fmt: skip
     stored = stored_values(dataset)
     values, shape = stored, picture.shape
     if picture.photometric == PALETTE and is_mask:
         shape = shape[:-1]
     elif picture.photometric == PALETTE:
         values = palette_colours(dataset, stored)
-    elif picture.table:
+    elif dataset.get("ModalityLUTSequence"):
         values = modality_table(dataset, stored)
     if picture.frames > 1:
-        values, stored = np.moveaxis(values, 0, 2), np.moveaxis(stored, 0, 2)
-        if len(picture.stack.order) == picture.frames:
-            values, stored = values[:, :, list(picture.stack.order)], stored[:, :, list(picture.stack.order)]
-    if values.shape != shape:
-        raise ValueError(f"the file is damaged: its header describes {shape}, it has {values.shape}")
+        order = list(picture.stack.order) if len(picture.stack.order) == picture.frames else slice(None)
+        values, stored = (np.moveaxis(each, 0, 2)[:, :, order] for each in (values, stored))
+    refuse({f"the file is damaged: its header describes {shape}, it has {values.shape}": values.shape != shape})
     if is_mask and picture.lossy:
         raise ValueError(
             "it is compressed with loss, which changes labels: it holds "
             f"{len(np.unique(values))} different values; store the mask again from its source, without loss"
         )
-    if picture.rescaled:
+    if picture.rescaling:
         slopes, intercepts = (np.array(values, np.float32) for values in zip(*picture.rescaling, strict=True))
         values = values.astype(np.float32) * slopes + intercepts  # slope and intercept by frame (last axis)
     if picture.padding is None:

@@ -16,13 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflare.base.own_errors import is_of_machine, reading_as
-from fairflare.data.dicom import NO_IMAGES
+from fairflare.data.dicom import NO_IMAGE_CLASSES, NO_IMAGES
 from fairflare.data.dicom_files import files_of_series, has_dicom_mark
-from fairflare.data.geometry import SEGMENTS, Grid, Misfit
+from fairflare.data.geometry import SEGMENTS, Grid, Misfit, refuse_misfit
 from fairflare.data.listing.attributes import MAX_NAME
-
-CLASSES = ("1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.66.7")  # SOP classes: segments, label map
-TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])  # DICOM's axes point to the left and the back
 
 
 def file_in(path: Path) -> Path | None:
@@ -34,7 +31,7 @@ def file_in(path: Path) -> Path | None:
         return None
     with reading_as("DICOM file"):
         head = pydicom.filereader.read_file_meta_info(files[0])
-    return files[0] if head.get("MediaStorageSOPClassUID") in CLASSES else None
+    return files[0] if NO_IMAGE_CLASSES.get(head.get("MediaStorageSOPClassUID")) == "SEG" else None
 
 
 def grid_of(file: Path) -> Grid:
@@ -49,9 +46,10 @@ def grid_of(file: Path) -> Grid:
             return Grid((seg.Rows, seg.Columns, 1))
         if where is None:
             raise ValueError("its frames have no regular positions")
-        affine = TO_RAS @ np.asarray(where.affine)[:, [1, 2, 0, 3]]
+        # DICOM's axes point to the left and the back.
+        affine = np.diag([-1.0, -1.0, 1.0, 1.0]) @ np.asarray(where.affine)[:, [1, 2, 0, 3]]
         slices, rows, columns = where.spatial_shape
-    return Grid((rows, columns, slices), (("SEG", affine),), of=SEGMENTS, frame=frame)
+        return Grid((rows, columns, slices), (("SEG", affine),), of=SEGMENTS, frame=frame)
 
 
 def labels_of(file: Path) -> npt.NDArray[Any]:
@@ -81,11 +79,12 @@ def names_of(file: Path) -> dict[int, str]:
 def _reading(file: Path) -> Iterator[Any]:
     """Open a SEG; raise ``Misfit`` for errors of highdicom, in the ``with`` block too, and if it is not installed."""
     remedy = f"Export segments that do not overlap and are yes or no. Or make a NIfTI mask of it: {NO_IMAGES['SEG'][1]}"
-    if find_spec("highdicom") is None:
-        raise Misfit(
-            "DICOM SEG", f"'{file.name}' is a DICOM SEG, which needs the package highdicom",
-            f"pip install 'fairflare[seg]'. {remedy.partition('. ')[2]}",
-        )  # fmt: skip
+    refuse_misfit(
+        find_spec("highdicom") is None,
+        "DICOM SEG",
+        f"'{file.name}' is a DICOM SEG, which needs the package highdicom",
+        f"pip install 'fairflare[seg]'. {remedy.partition('. ')[2]}",
+    )
     from highdicom.seg import segread
 
     try:

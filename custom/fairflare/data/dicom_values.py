@@ -17,10 +17,6 @@ from fairflare.base.own_errors import is_of_machine, reading_as
 
 PALETTE, INVERTED = "PALETTE COLOR", "MONOCHROME1"
 COLOURS = ("Red", "Green", "Blue")
-PALETTE_TAGS = tuple(
-    f"{kind}{colour}PaletteColorLookupTable{part}"
-    for colour in COLOURS for kind, part in (("", "Descriptor"), ("", "Data"), ("Segmented", "Data"))
-)  # fmt: skip
 PADDINGS = tuple((f"{kind}PixelPaddingValue", f"{kind}PixelPaddingRangeLimit") for kind in ("", "Float", "DoubleFloat"))
 FLOATS = ("FloatPixelData", "DoubleFloatPixelData")
 #: Header elements that are not applied when reading, by tag, each with the note that reports this.
@@ -41,7 +37,9 @@ HEADER_TAGS = (
 PIXEL_TAGS = (
     "Rows", "Columns", "SamplesPerPixel", "NumberOfFrames", "PhotometricInterpretation", "PlanarConfiguration",
     "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "PixelData", *FLOATS, "ExtendedOffsetTable",
-    "ExtendedOffsetTableLengths", "ModalityLUTSequence", *PALETTE_TAGS,
+    "ExtendedOffsetTableLengths", "ModalityLUTSequence",
+    *(f"{kind}{colour}PaletteColorLookupTable{part}"
+      for colour in COLOURS for kind, part in (("", "Descriptor"), ("", "Data"), ("Segmented", "Data"))),
 )  # fmt: skip
 #: Packages that were found by trial to decode transfer syntaxes, given by UID, that Pillow and pydicom cannot decode.
 JPEG, JPEG_2000 = "pylibjpeg pylibjpeg-libjpeg", "pylibjpeg pylibjpeg-openjpeg"
@@ -83,15 +81,14 @@ def padding_of(head: Any) -> tuple[Padding | None, str]:
 
 def notes_of(head: Any, padded: bool) -> tuple[str, ...]:
     """Return notes, for readers of the results, on how the header changes the values or which parts are not applied."""
-    notes = {
+    return tuple(true_texts({
         **{words: bool(head.get(tag)) for tag, words in NOT_APPLIED.items()},
         "pixels of the PixelPaddingValue are 0 and count in no minimum, percentile or mean": padded,
         "a lookup table (Modality LUT) gives the measured values": "ModalityLUTSequence" in head,
         "values are in Bq/ml, not in SUV": head.get("Units") == "BQML",
         "a supplemental palette is not applied: the grey values alone are read":
             "RedPaletteColorLookupTableDescriptor" in head and head.get("PhotometricInterpretation") != PALETTE,
-    }  # fmt: skip
-    return tuple(true_texts(notes))
+    }))  # fmt: skip
 
 
 def stored_values(dataset: Any) -> npt.NDArray[Any]:
@@ -125,12 +122,12 @@ def stored_values(dataset: Any) -> npt.NDArray[Any]:
     except Exception as error:
         if is_of_machine(error):
             raise
-        if syntax.is_encapsulated:
-            raise ValueError(
-                f"its pixels are compressed as {syntax.name!r}, and what is installed cannot read them: {remedy}; "
-                "else the file is damaged"
-            ) from error
-        raise ValueError("it is damaged: its pixels do not fit its header") from error
+        raise ValueError(
+            f"its pixels are compressed as {syntax.name!r}, and what is installed cannot read them: {remedy}; "
+            "else the file is damaged"
+            if syntax.is_encapsulated
+            else "it is damaged: its pixels do not fit its header"
+        ) from error
     values = values.astype(bool if allocated == 1 else values.dtype.newbyteorder("="), copy=False)
     return (values << above) >> (allocated - bits) if moved else values
 
@@ -159,8 +156,10 @@ def palette_colours(dataset: Any, stored: npt.NDArray[Any]) -> npt.NDArray[np.ui
 
     names = [f"{colour}PaletteColorLookupTable" for colour in COLOURS]
     full, segmented = (all(f"{kind}{name}Data" in dataset for name in names) for kind in ("", "Segmented"))
-    if "RedPaletteColorLookupTableDescriptor" not in dataset or not (full or segmented):
-        raise ValueError("its colours are those of a palette, which its header does not have; export the file again")
+    refuse({
+        "its colours are those of a palette, which its header does not have; export the file again":
+            "RedPaletteColorLookupTableDescriptor" not in dataset or not (full or segmented),
+    })  # fmt: skip
     entries, first = _ends(dataset.RedPaletteColorLookupTableDescriptor, dataset)
     if full:
         table = np.stack([_entries(dataset[f"{name}Data"].value, entries, dataset, "palette") for name in names], 1)
@@ -185,8 +184,8 @@ def _entries(data: Any, entries: int, dataset: Any, what: str) -> npt.NDArray[An
         word = ">u2" if dataset.file_meta.TransferSyntaxUID == BIG_ENDIAN else "<u2"
         data = np.frombuffer(data, word if len(data) >= 2 * entries else "u1")
     entries_there = np.atleast_1d(np.asarray(data))[:entries]
-    if len(entries_there) < entries:
-        raise ValueError(
-            f"its {what} is damaged: it has {len(entries_there)} of {entries} entries; export the file again"
-        )
+    refuse({
+        f"its {what} is damaged: it has {len(entries_there)} of {entries} entries; export the file again":
+            len(entries_there) < entries,
+    })  # fmt: skip
     return entries_there

@@ -18,7 +18,7 @@ from pathlib import Path
 from stat import S_ISDIR
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fairflare.base.checks import first_of, true_texts
+from fairflare.base.checks import first_of, refuse, true_texts
 from fairflare.base.own_errors import reading_as
 from fairflare.data.dicom_files import DICOM, content_of, describe_content, has_dicom_mark
 from fairflare.data.picture_values import (
@@ -52,14 +52,10 @@ SUFFIXES = (*PICTURES, *ARRAYS, *VOLUMES, *DICOM)
 #: (64 bits a value), is accepted. :func:`fairflare.data.reading._decode` keeps the last four decoded files, which take
 #: 4 GiB at most.
 MAX_IMAGE_BYTES = 2**30
-ALPHA = (1, 2)  # kinds of a TIFF's extra samples that are an alpha channel, premultiplied and not
-INVERTED_BY_PILLOW = ("1", "L")  # picture modes that Pillow inverts itself where the lowest value is white
-CIFTI = range(3000, 3100)  # intent codes of NIfTI files that are CIFTI
 PLAIN_GAMMA = 1 / 2.2  # gamma of a PNG in sRGB
 # TIFF tags of orientation (also in EXIF), height, width, and GDAL's value of no data.
 ORIENTATION, IMAGE_LENGTH, IMAGE_WIDTH, NO_DATA = 0x0112, 257, 256, 42113
 IMPORTING = threading.RLock()  # held while the packages of readers are imported
-SCALED = 8  # bytes per value if a NIfTI header scales the values: nibabel then returns float64
 
 
 class TooLarge(ValueError):
@@ -96,11 +92,6 @@ class Facts:
     eight_bits: bool = False
     volumes: int = 1
 
-    @property
-    def affine(self) -> npt.NDArray[Any] | None:
-        """Return the affine of the image's grid, see :attr:`Grid.affine`."""
-        return self.grid.affine
-
 
 @dataclass(frozen=True)
 class ImageFile(ABC):
@@ -110,7 +101,6 @@ class ImageFile(ABC):
         path: path of the file, or of the folder of a series.
         stamp: time of the last change in ns; for a series the latest of all its files.
         size: size in bytes; for a series the sum of all its files.
-        known: whether the ending or the mark of the file identifies its kind.
         may_be_volume: whether files of this kind may hold several slices.
     """
 
@@ -118,13 +108,7 @@ class ImageFile(ABC):
     stamp: int
     size: int
 
-    known: ClassVar[bool] = True
     may_be_volume: ClassVar[bool] = False
-
-    @property
-    def state(self) -> str:
-        """Return a text that differs after the file has changed."""
-        return f"{self.stamp} {self.size}"
 
     @abstractmethod
     def decode(self, *, is_mask: bool, limit: int) -> npt.NDArray[Any]:
@@ -151,17 +135,13 @@ class ImageFile(ABC):
             return error.size
 
     @abstractmethod
-    def facts(self) -> Facts:
+    def facts(self, is_mask: bool = False) -> Facts:
         """Return the facts that the header states besides the pixel values; no pixels are decoded.
 
         Raises:
             Misfit: the slices form no stack, or the header states an impossible position.
             ValueError: the file is not of this kind.
         """
-
-    def mask_facts(self) -> Facts:
-        """Return the facts (:meth:`facts`) that the header of a mask states."""
-        return self.facts()
 
     def notes(self, is_mask: bool) -> tuple[str, ...]:
         """Return notes on how the file's values are converted or what is ignored, in the same words for all files."""
@@ -189,9 +169,11 @@ class Picture(ImageFile):
                 return _tiff(self.path, limit, is_mask)
             mode = plain_mode(picture.mode, is_mask)
             alpha = "A" in picture.getbands() or "transparency" in picture.info
-            modes = [getmode(each) for each in (picture.mode, mode, *(["RGBA"] if alpha else []))]
-            most = max(len(each.bands) * np.dtype(each.typestr).itemsize for each in modes)
-            _check(picture.width * picture.height * most, limit)
+            most = max(
+                len(each.bands) * np.dtype(each.typestr).itemsize
+                for each in map(getmode, (picture.mode, mode, *["RGBA"] * alpha))
+            )
+            check_size(picture.width * picture.height * most, limit)
             reduced = is_reduced(picture)  # whether values were reduced cannot be known after decoding
             tag = None if picture.format == "TIFF" else _tag_of(picture)  # Pillow itself rotates TIFFs by their tag
             check_end(picture)
@@ -203,7 +185,8 @@ class Picture(ImageFile):
                 check_opaque(clear, array, is_mask)
             if is_mask:
                 check_mask(picture, array, reduced)
-            array = white_high(array) if min_is_white(picture) and picture.mode not in INVERTED_BY_PILLOW else array
+            # Pillow itself inverts pictures of these two modes.
+            array = white_high(array) if min_is_white(picture) and picture.mode not in ("1", "L") else array
             return turn_view(array, tag_turn(tag))  # rotate by the orientation tag that a camera wrote
 
     def notes(self, is_mask: bool) -> tuple[str, ...]:
@@ -211,7 +194,7 @@ class Picture(ImageFile):
             if picture is None:
                 return ()
             colours = bytes(((picture.mode == "P" and picture.getpalette()) or [])[:12]).hex("#", 3).replace("#", " #")
-            notes = {
+            return tuple(true_texts({
                 f"its palette's indices are the labels (0, 1, ... are #{colours} ...)": is_mask and picture.mode == "P",
                 "its one bit is read as 0 and 1, not as 0 and 255": is_mask and picture.mode == "1",
                 f"its colours are converted from {picture.mode} to RGB": picture.mode in ("CMYK", "YCbCr", "LAB"),
@@ -221,8 +204,7 @@ class Picture(ImageFile):
                 "its gamma is not applied": abs(picture.info.get("gamma", PLAIN_GAMMA) - PLAIN_GAMMA) > 1e-3,
                 "its value of no data (GDAL_NODATA) is not applied": NO_DATA in getattr(picture, "tag_v2", {}),
                 "further pictures in it (a preview, or the other eye) are passed over": picture.format == "MPO",
-            }
-            return tuple(true_texts(notes))
+            }))  # fmt: skip
 
     def names(self) -> dict[int, str]:
         with self.open_picture() as picture:
@@ -230,20 +212,24 @@ class Picture(ImageFile):
             used: Any = picture.getcolors() if picture is not None and colours else []  # (number of pixels, index)
             return {index: f"#{colours[3 * index : 3 * index + 3].hex()}" for _, index in used}
 
-    def facts(self) -> Facts:
+    def facts(self, is_mask: bool = False) -> Facts:
         from fairflare.data.geometry import Grid, tag_turn
 
         with self.open_picture() as picture:
             if picture is None:
-                height, width, tag = _tiff_head(self.path)
+                import tifffile
+
+                with tifffile.TiffFile(self.path) as tiff:
+                    _check_pages(len(tiff.pages))
+                    page = tiff.pages.first
+                    height, width, tag = page.imagelength, page.imagewidth, page.tags.valueof("Orientation", None)
             else:
                 # For a TIFF, Pillow 13 returns the size after rotation.
                 stored: Any = getattr(picture, "tag_v2", {IMAGE_LENGTH: picture.height, IMAGE_WIDTH: picture.width})
                 height, width, tag = int(stored[IMAGE_LENGTH]), int(stored[IMAGE_WIDTH]), _tag_of(picture)
         note = "" if tag in (None, *range(1, 9)) else "an orientation tag that is none of 1 to 8 counts as 1"
-        tag = 1 if note else tag
         sizes = (height, width) if tag_turn(tag)[0, 0] == 0 else (width, height)
-        return Facts(Grid((*sizes, 1), tag=tag, note=note))
+        return Facts(Grid((*sizes, 1), tag=1 if note else tag, note=note))
 
     @contextmanager
     def open_picture(self) -> Iterator[Image.Image | None]:
@@ -251,8 +237,7 @@ class Picture(ImageFile):
         from PIL import Image, UnidentifiedImageError
 
         # Pass an open file: given a path, Pillow 13 swaps the sides of an uncompressed TIFF that has to be rotated.
-        with ExitStack() as files:
-            file = files.enter_context(self.path.open("rb"))
+        with self.path.open("rb") as file, ExitStack() as files:
             picture = None
             with reading_as("picture"):
                 try:
@@ -270,8 +255,6 @@ class Picture(ImageFile):
 class Unknown(Picture):
     """Read a file without a known ending or DICOM mark by Pillow, which may recognise its content."""
 
-    known = False
-
 
 class Array(ImageFile):
     """Read a ``.npy`` file by numpy, because MONAI's NumpyReader runs pickled objects before version 1.6."""
@@ -282,20 +265,19 @@ class Array(ImageFile):
         with self.path.open("rb") as file:
             shape, dtype = npy_header(file)
             size = _count(shape) * dtype.itemsize
-            _check(size, limit)
+            check_size(size, limit)
             _check_length(file.tell() + size, self.path.stat().st_size)
         with reading_as(".npy file"):
             return np.load(self.path, allow_pickle=False)
 
-    def facts(self) -> Facts:
+    def facts(self, is_mask: bool = False) -> Facts:
         from fairflare.data.geometry import Grid
 
         with self.path.open("rb") as file:
             shape, _ = npy_header(file)
         plane = shape[1:] if len(shape) == 3 and shape[2] > 4 and shape[0] <= 4 else shape  # has channels first
-        slices = plane[2] if len(plane) == 3 and plane[2] > 4 else 1
         rows, columns = (*plane, 1, 1)[:2]
-        return Facts(Grid((rows, columns, slices)))
+        return Facts(Grid((rows, columns, plane[2] if len(plane) == 3 and plane[2] > 4 else 1)))
 
 
 class Volume(ImageFile):
@@ -317,8 +299,9 @@ class Volume(ImageFile):
             with reading_as("NIfTI file"):
                 offset, slope = int(header["vox_offset"]), header.get_slope_inter()
                 stored = values * header.get_data_dtype().itemsize
-            # The bytes in front of the voxel data are limited too, because nibabel also reads them.
-            _check(max(offset, stored, values * SCALED if slope not in ((None, None), (1.0, 0.0)) else 0), limit)
+            # The bytes in front of the voxel data are limited too, because nibabel also reads them. Where the header
+            # scales the values, nibabel returns float64, of 8 bytes.
+            check_size(max(offset, stored, values * 8 if slope not in ((None, None), (1.0, 0.0)) else 0), limit)
             if suffix_of(self.path) != ".nii.gz":
                 _check_length(offset + stored, self.path.stat().st_size)
             with reading_as("NIfTI file"):
@@ -326,15 +309,14 @@ class Volume(ImageFile):
                 array = np.asanyarray(image.dataobj).reshape(axes)
                 stream.seek(offset + stored)
                 more = stream.read(1)  # reading to the end makes gzip compare the checksum
-            if more:
-                raise ValueError(f"the file is damaged: its header describes {offset + stored} bytes, it has more")
+            refuse({f"the file is damaged: its header describes {offset + stored} bytes, it has more": more})
         return array.swapaxes(0, 1)  # swap axes to have rows first, as in pictures
 
     def open_stream(self) -> Any:
         """Open the NIfTI file as a stream of uncompressed bytes."""
         return gzip.open(self.path, "rb") if suffix_of(self.path) == ".nii.gz" else self.path.open("rb")
 
-    def facts(self) -> Facts:
+    def facts(self, is_mask: bool = False) -> Facts:
         from fairflare.data.geometry import nifti_grid, three_axes
 
         with self.open_stream() as stream:
@@ -353,42 +335,34 @@ class Dicom(ImageFile):
 
         file = dicom_seg.file_in(self.path) if is_mask else None
         if file is not None:
-            _check(math.prod(dicom_seg.grid_of(file).shape), limit)
+            check_size(math.prod(dicom_seg.grid_of(file).shape), limit)
             return dicom_seg.labels_of(file)
         pictures = dicom.headers(self.path)
         # If one file is scaled, the whole series becomes float32.
-        _check(sum(math.prod(one.shape) for one in pictures) * max(one.bytes for one in pictures), limit)
+        check_size(sum(math.prod(one.shape) for one in pictures) * max(one.bytes for one in pictures), limit)
         return dicom.decode(pictures, is_mask)
 
-    def facts(self) -> Facts:
-        from fairflare.data import dicom
+    def facts(self, is_mask: bool = False) -> Facts:
+        from fairflare.data import dicom, dicom_seg
         from fairflare.data.geometry import Grid
 
+        file = dicom_seg.file_in(self.path) if is_mask else None
+        if file is not None:
+            grid = dicom_seg.grid_of(file)
+            return Facts(grid, grid.shape[2] if grid.statements else None)
         pictures = dicom.headers(self.path)
         first, stacked = pictures[0], dicom.stack_of(pictures)
         frames = max(len(pictures), first.frames)
-        several = frames > 1 or self.path.is_dir()
         statements = () if stacked.affine is None else (("header", stacked.affine),)
         unit = ("series" if len(pictures) > 1 else "frames") if statements and frames > 1 else ""
-        grid = Grid(
-            (first.rows, first.columns, frames), statements, None, unit, first.frame, first.posture, stacked.note
-        )
         return Facts(
-            grid,
-            frames if several else None,
+            Grid((first.rows, first.columns, frames), statements, None, unit, first.frame, first.posture, stacked.note),
+            frames if frames > 1 or self.path.is_dir() else None,
             first.inverted,
             tuple(window for picture in pictures for window in picture.windows),
             any(picture.padding is not None for picture in pictures),
             all(picture.eight_bits for picture in pictures),
         )
-
-    def mask_facts(self) -> Facts:
-        from fairflare.data import dicom_seg
-
-        if (file := dicom_seg.file_in(self.path)) is None:
-            return self.facts()
-        grid = dicom_seg.grid_of(file)
-        return Facts(grid, grid.shape[2] if grid.statements else None)
 
     def notes(self, is_mask: bool) -> tuple[str, ...]:
         from fairflare.data import dicom, dicom_seg
@@ -419,10 +393,9 @@ def image_file(path: Path) -> ImageFile:
         OSError: the file's status cannot be read.
     """
     status = path.stat()
-    if not S_ISDIR(status.st_mode):
-        return _image_file(path, False, status.st_mtime_ns, status.st_size)
-    inside = [(file.st_mtime_ns, file.st_size) for file in map(Path.stat, path.iterdir())]
-    return _image_file(path, True, max(inside, default=(0, 0))[0], sum(size for _, size in inside))
+    is_folder = S_ISDIR(status.st_mode)
+    states = [(file.st_mtime_ns, file.st_size) for file in (map(Path.stat, path.iterdir()) if is_folder else [status])]
+    return _image_file(path, is_folder, max(states, default=(0, 0))[0], sum(size for _, size in states))
 
 
 @lru_cache(maxsize=4096)
@@ -491,12 +464,13 @@ def _nifti_header(stream: Any) -> tuple[Any, Any]:
 
     with reading_as("NIfTI file"):
         head = stream.read(Nifti2Image.header_class.sizeof_hdr)
-    kind = next((k for k in (Nifti2Image, Nifti1Image) if k.header_class.may_contain_header(head)), None)
-    if kind is None:
-        raise ValueError("it is no NIfTI file")
+    kind: Any = next((k for k in (Nifti2Image, Nifti1Image) if k.header_class.may_contain_header(head)), None)
+    refuse({"it is no NIfTI file": kind is None})
     header = kind.header_class(head[: kind.header_class.sizeof_hdr], check=False)
-    if int(header["intent_code"]) in CIFTI:
-        raise ValueError("it is a CIFTI file, which holds surfaces or connections, no volume")
+    refuse({
+        "it is a CIFTI file, which holds surfaces or connections, no volume":
+            int(header["intent_code"]) in range(3000, 3100),
+    })  # fmt: skip
     return kind, header
 
 
@@ -523,7 +497,7 @@ def _tiff(path: Path, limit: int, is_mask: bool) -> npt.NDArray[Any]:
         ):
             kind = getattr(page.photometric, "name", page.photometric)
             raise ValueError(f"its values are stored as {kind} (PhotometricInterpretation); save it as grey or RGB")
-        _check(page.nbytes, limit)
+        check_size(page.nbytes, limit)
         try:
             with reading_as("TIFF"):
                 array = page.asarray()
@@ -532,12 +506,11 @@ def _tiff(path: Path, limit: int, is_mask: bool) -> npt.NDArray[Any]:
                 raise ValueError(f"it is packed as {page.compression.name} (pip install 'fairflare[tiff]')") from error
             raise
         array = np.moveaxis(array, 0, 2) if page.axes == "SYX" else array
-        alpha = sum(kind in ALPHA for kind in page.extrasamples)
+        alpha = sum(kind in (1, 2) for kind in page.extrasamples)  # alpha channels, premultiplied and not
         if alpha and array.ndim == 3:
             array, over = array[:, :, :-alpha], array[:, :, -alpha:]
             check_opaque((np.iinfo(over.dtype).max if over.dtype.kind in "iu" else 1) - over, array, is_mask)
-        tag = page.tags.valueof("Orientation", None)
-    return turn_view(white_high(array) if white_low else array, tag_turn(tag))
+        return turn_view(white_high(array) if white_low else array, tag_turn(page.tags.valueof("Orientation", None)))
 
 
 def _tag_of(picture: Any) -> int | None:
@@ -558,32 +531,20 @@ def _tag_of(picture: Any) -> int | None:
     return tag if isinstance(tag, int) else None
 
 
-def _tiff_head(path: Path) -> tuple[int, int, int | None]:
-    """Return the stored height, width and orientation tag of a TIFF file."""
-    import tifffile
-
-    with tifffile.TiffFile(path) as tiff:
-        _check_pages(len(tiff.pages))
-        page = tiff.pages.first
-        return page.imagelength, page.imagewidth, page.tags.valueof("Orientation", None)
-
-
 def _check_pages(pages: int) -> None:
-    if pages > 1:
-        raise ValueError(f"it holds {pages} pictures (pages); save each as a file of its own, or a volume as NIfTI")
+    refuse({f"it holds {pages} pictures (pages); save each as a file of its own, or a volume as NIfTI": pages > 1})
 
 
-def _check(size: int, limit: int) -> None:
+def check_size(size: int, limit: int) -> None:
+    """Raise :class:`TooLarge` if a decoded file takes more bytes than the limit."""
     if size > limit:
         raise TooLarge(size)
 
 
 def _check_length(announced: int, actual: int) -> None:
-    if announced != actual:
-        raise ValueError(f"the file is damaged: its header describes {announced} bytes, it has {actual}")
+    refuse({f"the file is damaged: its header describes {announced} bytes, it has {actual}": announced != actual})
 
 
 def _count(shape: tuple[int, ...]) -> int:
-    if any(length < 0 for length in shape):
-        raise ValueError(f"the file is damaged: its header describes the shape {shape}")
+    refuse({f"the file is damaged: its header describes the shape {shape}": any(length < 0 for length in shape)})
     return math.prod(shape)

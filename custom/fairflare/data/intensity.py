@@ -10,11 +10,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fairflare.base.checks import refuse
+
 TOP_PERCENTILE = 99.0  # in an image without a fixed scale, values above this percentile are white
 
 Intensity = Literal["auto", "range", "percentile", "window", "zscore"]
 LABEL_OFF = 1e-3  # tolerance of a label from a whole number, for errors of scaling and of float32
-SHOWN_LABELS = 5  # number of wrong values that a message shows
 MOST_LABEL = 2**31  # largest value of a label
 DEVIATIONS = 3.0  # number of standard deviations from the mean at which "zscore" clips
 
@@ -29,7 +30,6 @@ IN_WORDS = {
 }
 Bounds = tuple[float, float]
 SLAB = 2**22  # number of values that are converted at a time, so that no second copy of a volume is needed
-COUNTED = 2**16  # range of a mask's values up to which they are counted in a table, without sorting
 
 
 def slabs(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
@@ -45,7 +45,7 @@ def counts_of(mask: npt.NDArray[Any]) -> dict[int, int]:
     total = Counter[int]()
     counts: Iterable[tuple[int, int]]
     for slab in slabs(mask):
-        if high - low < COUNTED:
+        if high - low < 2**16:  # a table counts the values without sorting
             counts = enumerate(np.bincount((slab - low).ravel()).tolist(), low)
         else:
             counts = zip(*(part.tolist() for part in np.unique(slab, return_counts=True)), strict=True)
@@ -101,8 +101,10 @@ def labels_of(array: npt.NDArray[Any]) -> npt.NDArray[np.unsignedinteger[Any]]:
     Raises:
         ValueError: some values are no labels; the message shows a few of them, and the position of the first one.
     """
-    if array.dtype.kind not in "biuf":
-        raise ValueError(f"the mask's values are {array.dtype}, no numbers; save labels as whole numbers")
+    refuse({
+        f"the mask's values are {array.dtype}, no numbers; save labels as whole numbers":
+            array.dtype.kind not in "biuf",
+    })  # fmt: skip
     if array.dtype.kind == "b" or not array.size:
         return array.astype(np.uint8)
     low, high = array.min(), array.max()  # both are NaN if a value is
@@ -118,9 +120,10 @@ def labels_of(array: npt.NDArray[Any]) -> npt.NDArray[np.unsignedinteger[Any]]:
         with np.errstate(invalid="ignore"):
             usable &= np.abs(array - np.round(array)) <= LABEL_OFF
     places = np.argwhere(~usable)
-    values = list(dict.fromkeys(f"{array[tuple(place)]:.7g}" for place in places[:1000]))[:SHOWN_LABELS]
-    along = zip(("row", "column", "slice", "channel"), places[0], strict=False)
-    where = ", ".join(f"{name} {index}" for name, index in along)
+    values = list(dict.fromkeys(f"{array[tuple(place)]:.7g}" for place in places[:1000]))[:5]
+    where = ", ".join(
+        f"{name} {index}" for name, index in zip(("row", "column", "slice", "channel"), places[0], strict=False)
+    )
     raise ValueError(
         f"its values are not whole numbers from 0 to {MOST_LABEL}: {len(places)} of {array.size} are "
         f"{', '.join(values)}{' ...' * (len(places) > 1)}, the first at {where} (from 0)"

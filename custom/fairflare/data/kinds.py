@@ -21,12 +21,10 @@ if TYPE_CHECKING:
 
 P = TypeVar("P")
 
-TEN = 10  # largest number of files that a line about single masks names
-NAMED = 3  # number of files of one kind of problem that a message names
 FEW = 8  # largest number of different values of a drawn mask; a photograph has more
 # Limits of :func:`odd_masks`: points in each direction, least cosine and contrast, least number of masks, least share
-# of odd masks, least share of its bounding box that a part fills to count as a box.
-POINTS, CLEAR, LEAST, SHARE, BOX = 8, 0.2, 4, 0.05, 0.9
+# of odd masks, least share of its bounding box that a part fills to count as a box, least number of copies.
+POINTS, CLEAR, LEAST, SHARE, BOX, COPIES = 8, 0.2, 4, 0.05, 0.9, 3
 # Limits of :func:`find_misplaced` and :func:`apart`: least and largest number of masks, least fit, least gain in fit,
 # least share of images with a gain, least gain in standard errors, least correlation between sites.
 ENOUGH, MOST, FIT, GAIN, MOSTLY, ERRORS, ALIKE = 16, 1000, 0.15, 0.03, 0.65, 4.5, 0.9
@@ -72,8 +70,7 @@ def group_faults(problems: Iterable[tuple[str, str | Misfit]]) -> Iterator[str]:
             what, between, remedy = first.cause, "; ", f". {first.remedy}"
             files = [f"{name}: {misfit.value}" for name, misfit in alike if isinstance(misfit, Misfit)]
         different = list(dict.fromkeys(files))
-        more = f" and {len(different) - NAMED} more" if len(different) > NAMED else ""
-        yield f"{len(different)} x {what}: {between.join(different[:NAMED])}{more}{remedy}"
+        yield f"{len(different)} x {what}: {few(different, between=between)}{remedy}"
 
 
 def two_names(named_values: Iterable[tuple[str, Mapping[int, str]]]) -> Iterator[str]:
@@ -101,7 +98,7 @@ def two_names(named_values: Iterable[tuple[str, Mapping[int, str]]]) -> Iterator
 
 def name_first(names: Sequence[str]) -> str:
     """Return the first three names, in quotes, and the number of the remaining names, as text for a message."""
-    return few([f"'{name}'" for name in names], NAMED)
+    return few([f"'{name}'" for name in names])
 
 
 def shorten(path: Path) -> str:
@@ -272,18 +269,19 @@ def find_misplaced(masks: Sequence[Drawn]) -> Iterator[str]:
     marked = np.array([mask.marked > 0 for mask in masks], np.float32)
     axes = tuple(range(1, marked.ndim))
     seen, marked = (_units(values, axes, values.mean(0)) for values in (seen, marked))
-    given, chosen = (seen * marked).sum(axes), []
+    given = (seen * marked).sum(axes)
     fits = {
         _say_way(way, marked.shape[1:]): ((seen * _place(marked, way)).sum(axes), abs(given))
         for way in _ways(seen, marked)
     }
-    for part in (marked, np.flip(marked, axes)):
-        table = np.tensordot(seen, part, (axes, axes))
-        chosen.append(max([sign * table[linear_sum_assignment(table, sign > 0)] for sign in (1, -1)], key=np.mean))
-    floor = np.maximum(np.maximum(abs(given), chosen[1]), 2 * abs(given.mean()))
+    assigned, mirrored = (
+        max([sign * table[linear_sum_assignment(table, sign > 0)] for sign in (1, -1)], key=np.mean)
+        for table in (np.tensordot(seen, part, (axes, axes)) for part in (marked, np.flip(marked, axes)))
+    )
+    floor = np.maximum(np.maximum(abs(given), mirrored), 2 * abs(given.mean()))
     gains = {
         how: np.sign(fit.mean()) * fit - base
-        for how, (fit, base) in (fits | {"they are given to other images of the site": (chosen[0], floor)}).items()
+        for how, (fit, base) in (fits | {"they are given to other images of the site": (assigned, floor)}).items()
         if abs(fit.mean()) > FIT
     }
     how, gain = max(gains.items(), key=lambda one: float(one[1].mean()), default=("", given))
@@ -353,8 +351,7 @@ def find_two_hands(masks: Sequence[Drawn]) -> Iterator[str]:
         return _place(drawn.reshape(-1, *shape), way).reshape(drawn.shape)
 
     given = fits(drawn)
-    fit = given.diagonal()
-    better = (given > fit[:, None]).mean(1)
+    better = (given > given.diagonal()[:, None]).mean(1)
     least = int(binom.isf(CHANCE, len(masks), USUAL)) + 1
     if (doubtful := better > WORSE).sum() < least or (better <= FITTING).mean() < SURE:
         return
@@ -376,7 +373,7 @@ def find_two_hands(masks: Sequence[Drawn]) -> Iterator[str]:
     files = [
         f"'{masks[number].file}'" for number in sorted(np.flatnonzero(odd).tolist(), key=lambda number: -better[number])
     ]
-    yield f"{len(files)} of {len(masks)} masks {how}: {few(files, TEN)}; look at these"
+    yield f"{len(files)} of {len(masks)} masks {how}: {few(files, 10)}; look at these"
 
 
 def apart(sites: Mapping[str, Sequence[Drawn]]) -> Iterator[tuple[str, str]]:
@@ -443,7 +440,7 @@ def odd_masks(masks: Sequence[Drawn]) -> Iterator[str]:
 
     same = group_by_key((one.mask, (one.image, one.file)) for one in masks if one.contrast)
     if copied := sorted(
-        name for names in map(dict, same.values()) if len({*names.values()}) >= NAMED for name in names.values()
+        name for names in map(dict, same.values()) if len({*names.values()}) >= COPIES for name in names.values()
     ):
         yield (
             f"{len(copied)} different images share a mask with two others or more: {name_first(copied)}; was it copied?"

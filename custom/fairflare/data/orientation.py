@@ -21,9 +21,9 @@ import numpy.typing as npt
 Orientation = Literal["canonical", "axial", "sagittal", "coronal", "stored"]
 ORIENTATIONS: tuple[str, ...] = get_args(Orientation)
 
-#: Directions of rows, columns and slices of each plane, in nibabel's letters.
+#: Directions of rows, columns and slices of each plane, in nibabel's letters. In this order, the slices of the planes
+#: follow each other along x, y and z.
 PLANES = {"sagittal": ("I", "P", "L"), "coronal": ("I", "L", "P"), "axial": ("P", "L", "S")}
-_BY_AXIS = ("sagittal", "coronal", "axial")  # name of the plane whose slices follow each other along x, y and z
 Turn = npt.NDArray[Any]  # (3, 2) orientation array of nibabel: new position of each axis, and 1 or -1 (flipped)
 PLAIN = np.array([[0, 1], [1, 1], [2, 1]])  # orientation array that does not change an image
 
@@ -55,7 +55,7 @@ def turn_of(affine: npt.NDArray[Any] | None, orientation: str, slices: int) -> T
             f"it does not say how it lies in the body, which orientation={orientation!r} of the task needs"
         )
     if orientation == "canonical" or slices == 1:
-        wanted = axcodes2ornt(PLANES[_BY_AXIS[int(has[2, 0])]])
+        wanted = axcodes2ornt([*PLANES.values()][int(has[2, 0])])
         wanted[2, 1] = has[2, 1]
     else:
         wanted = axcodes2ornt(PLANES[orientation])

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.base.checks import choice, number, numbers, whole
+from fairflare.base.checks import choice, number, numbers, refuse, whole
 
 Indices = npt.NDArray[np.int64]
 
@@ -64,8 +64,7 @@ def dirichlet_partition(
         Spec README 4.3.
     """
     y, sites, least = _check_arguments(labels, num_sites, alpha, min_size)
-    if least * sites > len(y):
-        raise ValueError(f"{len(y)} samples are too few for {sites} sites with min_size={min_size}")
+    refuse({f"{len(y)} samples are too few for {sites} sites with min_size={min_size}": least * sites > len(y)})
 
     def deal(rng: np.random.Generator) -> Indices:
         return _cut(y, rng, lambda size: _deal_by_shares(rng.dirichlet(np.full(sites, alpha)), size))
@@ -206,18 +205,15 @@ def shard_partition(
     choice("shard mode", mode, SHARD_MODES)
     rng = _generator(seed)
     classes = _classes(y)
-    order = rng.permutation(len(classes))
     dominant = np.zeros((sites, len(classes)), bool)
-    dominant[np.arange(sites), order[np.arange(sites) % len(classes)]] = True
+    dominant[np.arange(sites), rng.permutation(len(classes))[np.arange(sites) % len(classes)]] = True
     others = np.clip(rng.normal(0.5, 1.0, (sites, len(classes))), 0, 1) * (1 - eta if mode == "complement" else 1)
-    weights = np.where(dominant, eta, others)
     owner = np.empty(len(y), np.int64)
     sizes = np.zeros(sites, np.int64)
-    for c, members in enumerate(classes):
+    for members, shares in zip(classes, np.where(dominant, eta, others).T, strict=True):
         count = min(shards, len(members))
         # Cut at k n / S, so that shards with one sample more are spread over the sites.
         pieces = np.split(rng.permutation(members), np.arange(1, count) * len(members) // count)
-        shares = weights[:, c]
         if shares.sum() <= 0:
             shares = np.ones(sites) if mode == "complement" else (np.arange(sites) == np.argmin(sizes)).astype(float)
         for site, piece in zip(_deal_by_shares(shares, len(pieces)), pieces, strict=True):
@@ -233,8 +229,10 @@ def apportion(weights: npt.ArrayLike, total: int) -> Indices:
     [114, 57, 29, 0]
     """
     w = np.asarray(weights, np.float64)
-    if w.ndim != 1 or not len(w) or not np.isfinite(w).all() or (w < 0).any() or w.sum() <= 0:
-        raise ValueError(f"weights must be finite, >= 0 and not all 0, got {w.tolist()}")
+    refuse({
+        f"weights must be finite, >= 0 and not all 0, got {w.tolist()}":
+            w.ndim != 1 or not len(w) or not np.isfinite(w).all() or (w < 0).any() or w.sum() <= 0,
+    })  # fmt: skip
     quotas = np.round(w / w.sum() * total, TIE_DIGITS)
     counts = np.floor(quotas).astype(np.int64)
     counts[np.argsort(-np.round(quotas - counts, TIE_DIGITS), kind="stable")[: total - counts.sum()]] += 1
@@ -258,8 +256,7 @@ def stratified_split(labels: npt.ArrayLike, fractions: Sequence[float], *, seed:
     """
     y = _labels(labels)
     parts = np.array(list(numbers("fraction", dict(enumerate(fractions)), of="part", low=0).values()))
-    if abs(parts.sum() - 1) > 1e-6:
-        raise ValueError(f"fractions must sum to 1, got {list(fractions)}")
+    refuse({f"fractions must sum to 1, got {list(fractions)}": abs(parts.sum() - 1) > 1e-6})
     first = int(np.argmax(parts > 0))
 
     def owners(size: int) -> Indices:
@@ -291,8 +288,10 @@ def stratified_folds(labels: npt.ArrayLike, num_folds: int, *, seed: int = 0) ->
 
 def _labels(labels: npt.ArrayLike) -> Indices:
     y = np.asarray(labels)
-    if y.ndim != 1 or not len(y) or not np.issubdtype(y.dtype, np.integer):
-        raise ValueError(f"labels must be whole numbers in a list, at least one, got {y.dtype} of shape {y.shape}")
+    refuse({
+        f"labels must be whole numbers in a list, at least one, got {y.dtype} of shape {y.shape}":
+            y.ndim != 1 or not len(y) or not np.issubdtype(y.dtype, np.integer),
+    })  # fmt: skip
     number(f"label at position {int(y.argmin())}", int(y.min()), low=0, whole=True)
     return y.astype(np.int64)
 

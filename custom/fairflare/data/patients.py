@@ -33,10 +33,12 @@ def suggest_groups(names: Sequence[str]) -> tuple[str, dict[str, str]] | None:
         matches = {name: re.search(expression, name) for name in names}
         groups = {name: match[1] for name, match in matches.items() if match is not None}
         sizes = Counter(groups.values())
-        together = sum(size for size in sizes.values() if size > 1)
-        if len(groups) < len(matches) or len(sizes) < LEAST_GROUPS or 2 * together < len(names):
-            continue
-        if max(sizes.values()) <= max(LARGEST * len(names), 2):
+        if (
+            len(groups) == len(matches)
+            and len(sizes) >= LEAST_GROUPS
+            and 2 * sum(size for size in sizes.values() if size > 1) >= len(names)
+            and max(sizes.values()) <= max(LARGEST * len(names), 2)
+        ):
             return expression, groups
     return None
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairflare.base.checks import refuse
+from fairflare.base.checks import first_of, refuse
 from fairflare.base.own_errors import reading_as
 
 if TYPE_CHECKING:
@@ -46,8 +46,10 @@ def check_parts(path: Path) -> None:
         whole_parts = sum(
             0 < n <= ends - begin < ends for begin, n in zip(page.dataoffsets, page.databytecounts, strict=False)
         )
-    if whole_parts < parts:
-        raise ValueError(f"it is damaged: {parts - whole_parts} of its {parts} strips or tiles are not in the file")
+    refuse({
+        f"it is damaged: {parts - whole_parts} of its {parts} strips or tiles are not in the file":
+            whole_parts < parts,
+    })  # fmt: skip
 
 
 def is_misread(picture: Any) -> bool:
@@ -58,12 +60,11 @@ def is_misread(picture: Any) -> bool:
 
 def check_end(picture: Any) -> None:
     """Raise ``ValueError`` if an opened JPEG ends in zeros, as broken copies do: Pillow would invent missing rows."""
-    if (
-        picture.format in ("JPEG", "MPO")
-        and b"\xff\xd9" not in (rest := picture.fp.read())
-        and rest.endswith(bytes(16))
-    ):
-        raise ValueError("it is damaged: its end is missing, zeros are in its place; copy it again")
+    refuse({
+        "it is damaged: its end is missing, zeros are in its place; copy it again":
+            picture.format in ("JPEG", "MPO") and b"\xff\xd9" not in (rest := picture.fp.read())
+            and rest.endswith(bytes(16)),
+    })  # fmt: skip
 
 
 def min_is_white(picture: Image.Image) -> bool:
@@ -74,10 +75,10 @@ def white_high(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Invert the values of a picture whose lowest value is white, so that the highest is white."""
     import numpy as np
 
-    if array.dtype.kind not in "iu":
-        raise ValueError(
-            "its lowest value is white (MinIsWhite), in floats without an end; save it with the lowest black"
-        )
+    refuse({
+        "its lowest value is white (MinIsWhite), in floats without an end; save it with the lowest black":
+            array.dtype.kind not in "iu",
+    })  # fmt: skip
     # Inverted, unsigned values become (highest - value), signed ones (-1 - value). Float32 is more exact near 0 than
     # near 2^32.
     return np.asarray(array.max() - array) if array.dtype.kind == "u" and array.dtype.itemsize > 2 else np.invert(array)
@@ -113,12 +114,14 @@ def check_mask(picture: Image.Image, array: npt.NDArray[Any], reduced: bool) -> 
             f"it is a JPEG, which changes labels: it holds {len(np.unique(array))} different values; store the mask "
             "again from its source, as PNG"
         )
-    kind = "MinIsWhite (its lowest value is white)" if min_is_white(picture) else picture.mode
-    if reduced:
-        kind = "colours of 16 bits"
-    elif kind in ("1", "L", "P", "PA", "LA", "RGB", "RGBA", "F") or kind.startswith("I"):
-        return
-    raise ValueError(f"it is stored as {kind}; a mask has one channel of label values: save it as a grey picture")
+    kind = first_of({
+        "colours of 16 bits": reduced,
+        "MinIsWhite (its lowest value is white)": min_is_white(picture),
+    }) or picture.mode  # fmt: skip
+    refuse({
+        f"it is stored as {kind}; a mask has one channel of label values: save it as a grey picture":
+            kind not in ("1", "L", "P", "PA", "LA", "RGB", "RGBA", "F") and not kind.startswith("I"),
+    })  # fmt: skip
 
 
 def convert_to_rgb(picture: Image.Image) -> Image.Image:
@@ -126,8 +129,9 @@ def convert_to_rgb(picture: Image.Image) -> Image.Image:
     from PIL import ImageCms
 
     lab, rgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
-    exact = ImageCms.Flags.NOOPTIMIZE  # without this flag, dark colours are wrong by up to 12 of 255
-    converted = ImageCms.applyTransform(picture, ImageCms.buildTransform(lab, rgb, "LAB", "RGB", flags=exact))
+    # Without this flag, dark colours are wrong by up to 12 of 255.
+    transform = ImageCms.buildTransform(lab, rgb, "LAB", "RGB", flags=ImageCms.Flags.NOOPTIMIZE)
+    converted = ImageCms.applyTransform(picture, transform)
     assert converted is not None  # applyTransform returns None only when it changes a picture in place
     return converted
 
@@ -151,10 +155,8 @@ def npy_header(file: Any) -> tuple[tuple[int, ...], Any]:
         (1, 0): np.lib.format.read_array_header_1_0,
         (2, 0): np.lib.format.read_array_header_2_0,
     }
-    if version not in readers:
-        raise ValueError(f"it is a .npy file of version {version}, which holds records, not numbers")
+    refuse({f"it is a .npy file of version {version}, which holds records, not numbers": version not in readers})
     with reading_as(".npy file"):
         shape, _, dtype = readers[version](file)
-    if dtype.hasobject:
-        raise ValueError("it holds Python objects, not numbers")
+    refuse({"it holds Python objects, not numbers": dtype.hasobject})
     return tuple(shape), dtype

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from heapq import nlargest
 from itertools import groupby
 from pathlib import Path
@@ -28,6 +28,7 @@ from fairflare.data.image_file import (
     ImageFile,
     TooLarge,
     Volume,
+    check_size,
     describe_misnamed,
     image_file,
     kind_of,
@@ -36,9 +37,7 @@ from fairflare.data.intensity import IN_WORDS, Bounds, Intensity, bounds_of, lab
 from fairflare.data.orientation import Orientation, Turn, turn_of, turn_view
 
 Labels = npt.NDArray[np.unsignedinteger[Any]]
-NAMES_SHOWN = 3
 ARTICLES = {"image": "an image", "mask": "a mask"}
-PICTURES_OPENED = 16  # number of pictures whose headers say what reading a picture takes
 COLOURS_SHOWN = 5  # number of colours that the message about a coloured mask names
 
 
@@ -104,7 +103,7 @@ class ValueNotes:
         """Return a line for each kind of change, with the number of files and the names of the first ones."""
         every = sorted((what, note, path.name) for (what, path), notes in self._notes.items() for note in notes)
         return [
-            f"{len(files)} {what}(s): {note} ({few(files, NAMES_SHOWN)})"
+            f"{len(files)} {what}(s): {note} ({few(files)})"
             for (what, note), group in groupby(every, lambda one: one[:2])
             for files in [[name for *_, name in group]]
         ]
@@ -143,14 +142,24 @@ def open_image(sample: Sample, site: str, split: str, limit: int, how: Reading) 
         return open_pair(sample, *where)[0]
 
 
+def _pictures(
+    opened: _Opened, sample: Sample, limit: int, how: Reading
+) -> Callable[[int | None], npt.NDArray[np.float32]]:
+    """Return the function that gives a slice, or the only picture, of an image with all channels of its case."""
+    if how.channels == (0,):
+        return partial(_picture, opened, bounds=_bounds(opened, how, limit), how=how)
+    from fairflare.data.whole_volumes import stack_channels
+
+    return replace(opened, array=stack_channels(sample, opened.site, opened.split, limit, how)).plane
+
+
 def _picture(opened: _Opened, number: int | None, bounds: Bounds | None, how: Reading) -> npt.NDArray[np.float32]:
     plane = np.atleast_3d(opened.plane(number))
     if (channels := plane.shape[2]) not in (1, 3):
-        where = opened.site, opened.split
         raise DataError(
-            f"site '{where[0]}': image '{opened.file.path}' of split '{where[1]}' has {channels} channels; "
+            f"site '{opened.site}': image '{opened.file.path}' of split '{opened.split}' has {channels} channels; "
             "1 (grey) or 3 (colour) are understood: convert the file",
-            f"site '{where[0]}': an image of split '{where[1]}' has {channels} channels",
+            f"site '{opened.site}': an image of split '{opened.split}' has {channels} channels",
             f"it has {channels} channels; 1 (grey) or 3 (colour) are understood",
         )
     return np.ascontiguousarray(_scale(opened, plane, number, bounds, how))
@@ -182,8 +191,9 @@ def _scale(
 
 def _bounds(opened: _Opened, how: Reading, max_bytes: int) -> Bounds | None:
     """Return the values of a file that become 0 and 1, or ``None`` if a window is used instead."""
-    if opened.array.dtype.kind not in "biuf":
-        raise opened.unreadable(f"it holds {opened.array.dtype} values, not numbers")
+    refuse({
+        f"it holds {opened.array.dtype} values, not numbers": opened.array.dtype.kind not in "biuf",
+    }, opened.unreadable)  # fmt: skip
     if how.intensity in ("window", "raw"):
         return None
     if how.intensity == "auto":
@@ -240,8 +250,10 @@ def slices_in(path: Path, *, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PL
     """
     if not kind_of(path).may_be_volume:
         return None
-    alone = how.orientation not in ("canonical", "stored")  # these two orientations keep the number of slices
-    return _open(path, "image", "none", "none", max_bytes, how, alone=alone).slices
+    # The orientations "canonical" and "stored" keep the number of slices.
+    return _open(
+        path, "image", "none", "none", max_bytes, how, alone=how.orientation not in ("canonical", "stored")
+    ).slices
 
 
 def read_mask(
@@ -281,7 +293,7 @@ def read_pair(
 ) -> tuple[npt.NDArray[np.float32], Labels]:
     """Return the image and mask of ``sample``, with the mask brought to the image's axes however both are stored."""
     image, mask = open_pair(sample, site, split, max_bytes, how)
-    return _picture(image, sample.slice, _bounds(image, how, max_bytes), how), _mask(mask, sample.slice)
+    return _pictures(image, sample, max_bytes, how)(sample.slice), _mask(mask, sample.slice)
 
 
 def read_planes(
@@ -291,11 +303,12 @@ def read_planes(
 
     Arguments and errors are those of :func:`read_image`; the mask is ``None`` for an image with a class.
     """
-    where = (site, split, max_bytes, replace(how, once=True) if sample.slice is None else how)
+    how = replace(how, once=True) if sample.slice is None and how.channels == (0,) else how
+    where = (site, split, max_bytes, how)
     image, mask = (open_image(sample, *where), None) if sample.mask is None else open_pair(sample, *where)
-    bounds = _bounds(image, where[3], max_bytes)
+    picture = _pictures(image, sample, max_bytes, how)
     for number in range(image.slices) if sample.slice is None and image.slices is not None else (sample.slice,):
-        yield _picture(image, number, bounds, how), None if mask is None else _mask(mask, number)
+        yield picture(number), None if mask is None else _mask(mask, number)
 
 
 def open_pair(
@@ -344,9 +357,12 @@ def _pair(sample: Sample, site: str, split: str, limit: int, how: Reading, masks
         )
     with _name_file(sample.image, "image", site, split):
         turn = turn_of(fitting.affine, how.orientation, image.facts.slices or 1)
-    slices = None if mask.facts.slices is None else image.facts.grid.shape[2]
-    array = fitting.bring(mask.array) if mask.array.ndim > 1 else mask.array
-    mask = replace(mask, array=array, facts=replace(mask.facts, slices=slices), turn=turn)
+    mask = replace(
+        mask,
+        array=fitting.bring(mask.array) if mask.array.ndim > 1 else mask.array,
+        facts=replace(mask.facts, slices=None if mask.facts.slices is None else image.facts.grid.shape[2]),
+        turn=turn,
+    )
     return replace(image, turn=turn, fit=fitting), mask
 
 
@@ -458,7 +474,7 @@ def _open(
         if facts.volumes != wanted:
             rows, columns, slices = facts.grid.shape
             raise describe_several((columns, rows, slices, *[facts.volumes] * (facts.volumes > 1)), wanted)
-        turn = turn_of(facts.affine, how.orientation, facts.slices or 1) if alone else None
+        turn = turn_of(facts.grid.affine, how.orientation, facts.slices or 1) if alone else None
     return _Opened(file, what, site, split, array, facts, turn)
 
 
@@ -485,9 +501,11 @@ def _name_file(path: Path, what: str, site: str, split: str, limit: int = 0) -> 
     except Exception as error:
         if isinstance(error, TaskStopped) or not may_be_of_file(error):
             raise
-        reason = getattr(error, "strerror", None) or str(error)
-        if not isinstance(error, (ValueError, OSError)):
-            reason = "it is damaged, or holds what is not read"
+        reason = (
+            (getattr(error, "strerror", None) or str(error))
+            if isinstance(error, (ValueError, OSError))
+            else "it is damaged, or holds what is not read"
+        )
         raise _unreadable(path, what, site, split, describe_misnamed(path) or reason) from error
 
 
@@ -509,14 +527,13 @@ def _decode(file: ImageFile, is_mask: bool, limit: int, decoded: DecodedVolumes 
         # Slices first, so that the values of a slice lie together on disk.
         lambda: {"array": np.moveaxis(file.decode(is_mask=is_mask, limit=limit), 2, 0)},
     )["array"]  # fmt: skip
-    if array.nbytes > limit:  # the array was cached on disk under a higher limit
-        raise TooLarge(array.nbytes)
+    check_size(array.nbytes, limit)  # the array may have been cached on disk under a higher limit
     return np.moveaxis(array, 0, 2)
 
 
 @lru_cache(maxsize=4096)
 def _facts(file: ImageFile, is_mask: bool = False) -> Facts:
-    return file.mask_facts() if is_mask else file.facts()
+    return file.facts(is_mask)
 
 
 @lru_cache(maxsize=4096)
@@ -544,8 +561,8 @@ def _unreadable(path: Path, what: str, site: str, split: str, reason: str) -> Da
 def reading_takes(samples: Iterable[Sample], voxel: int) -> int:
     """Return the memory that reading one case with its mask takes, at most, by the headers of all given files.
 
-    Of pictures only the largest files are opened, since they need little. A file that cannot be opened counts as empty:
-    whoever reads it reports it.
+    Of pictures only the 16 largest files are opened, since they need little. A file that cannot be opened counts as
+    empty: whoever reads it reports it.
 
     Args:
         samples: the cases, with all their images and masks.
@@ -558,7 +575,7 @@ def reading_takes(samples: Iterable[Sample], voxel: int) -> int:
 
     masks = {sample.files: sample.mask for sample in samples}
     pictures = [files for files in masks if files[0].is_file() and not kind_of(files[0], False).may_be_volume]
-    largest = nlargest(PICTURES_OPENED, pictures, key=lambda files: files[0].stat().st_size)
+    largest = nlargest(16, pictures, key=lambda files: files[0].stat().st_size)
     most = 0
     for files in (*masks.keys() - pictures, *largest):
         try:

@@ -6,9 +6,8 @@ The images of a case (its channels) are brought to one grid: that of the first o
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from fairflare.data.reading import (
     Labels,
     Reading,
     _bounds,
-    _mask,
     _name_file,
     _open,
     _Opened,
@@ -124,24 +122,28 @@ def open_volume(
 
     Arguments and errors are those of :func:`read_whole`.
     """
-    if sample.slice is not None:
-        reason = (
-            f"the datalist picks slice {sample.slice} of it, which a task on whole volumes does not use; take the key "
-            "'slice' out (one entry for each volume), or run a task on slices"
-        )
-        raise DataError(
-            f"site '{site}': volume '{sample.image}' of split '{split}' cannot be used: {reason}",
-            f"site '{site}': a volume of split '{split}' cannot be used",
-            reason,
-        )
+    reason = (
+        f"the datalist picks slice {sample.slice} of it, which a task on whole volumes does not use; take the key "
+        "'slice' out (one entry for each volume), or run a task on slices"
+    )
+    refuse({
+        f"site '{site}': volume '{sample.image}' of split '{split}' cannot be used: {reason}":
+            sample.slice is not None,
+    }, partial(
+        DataError, public=f"site '{site}': a volume of split '{split}' cannot be used", reason=reason,
+    ))  # fmt: skip
     how = replace(how, orientation="stored", once=True)
     where = (site, split, limit, how)
     first, *masks = open_pair(sample, *where) if masked else [open_image(sample, *where)]
-    alone = (site, split, limit, how.channel_reading(0))
-    images = [first if file == first.file.path else _open(file, "image", *alone, alone=False) for file in sample.files]
+    images = [
+        first
+        if file == first.file.path
+        else _open(file, "image", site, split, limit, how.channel_reading(0), alone=False)
+        for file in sample.files
+    ]
     if first.facts.volumes > 1:
         images = [replace(first, array=first.array[..., k]) for k in range(first.facts.volumes)]
-    affine = first.facts.affine if first.fit is None else first.fit.affine
+    affine = first.facts.grid.affine if first.fit is None else first.fit.affine
     if affine is None and sample.spacing is not None and len(sample.spacing) == 3:
         affine = np.diag([*sample.spacing, 1.0])
     mask = next((whole_numbers(mask, _volume(mask).array) for mask in masks), None)
@@ -154,37 +156,20 @@ def read_image(
     """Return the image of a sample as :func:`reading.read_image` does, of several channels all of them."""
     if how.channels == (0,):
         return reading.read_image(sample, site=site, split=split, max_bytes=max_bytes, how=how)
-    return _stack_channels(replace(sample, label=None), site, split, max_bytes, how)[0].plane(sample.slice)
+    where = (replace(sample, label=None), site, split, max_bytes, how)
+    return replace(open_image(*where), array=stack_channels(*where)).plane(sample.slice)
 
 
-def read_pair(
-    sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
-) -> tuple[npt.NDArray[np.float32], Labels]:
-    """Return the image of a sample as :func:`read_image` does, and its mask as :func:`reading.read_pair` does."""
-    if how.channels == (0,):
-        return reading.read_pair(sample, site=site, split=split, max_bytes=max_bytes, how=how)
-    image, mask = _stack_channels(sample, site, split, max_bytes, how)
-    return image.plane(sample.slice), _mask(mask, sample.slice)
+def stack_channels(sample: Sample, *where: Any) -> npt.NDArray[np.float32]:
+    """Return all channels of a case along the last axis, on one grid, scaled to [0, 1].
 
-
-def read_planes(
-    sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
-) -> Iterator[tuple[npt.NDArray[np.float32], Labels | None]]:
-    """Yield pictures and masks as :func:`reading.read_planes` does, with all channels of a case."""
-    if how.channels == (0,):
-        yield from reading.read_planes(sample, site=site, split=split, max_bytes=max_bytes, how=how)
-        return
-    image, mask = _stack_channels(sample, site, split, max_bytes, how)
-    for number in range(image.slices) if sample.slice is None and image.slices is not None else (sample.slice,):
-        yield image.plane(number), None if mask is None else _mask(mask, number)
-
-
-def _stack_channels(sample: Sample, *where: Any) -> tuple[_Opened, Any]:
-    """Return the image of a sample with all channels along its last axis, and its mask if it has one."""
-    image, mask = (open_image(sample, *where), None) if sample.mask is None else open_pair(sample, *where)
+    Args:
+        sample: entry of a datalist; if it has a mask, the grid is that of an image on which the mask lies.
+        where: site, split, largest number of bytes of a decoded file, and settings, as in :func:`read_whole`.
+    """
     files = tuple(image_file(path) for path in (*sample.files, sample.mask) if path is not None)
     with _OPENING:
-        return replace(image, array=_channels(files, replace(sample, slice=None), *where)), mask
+        return _channels(files, replace(sample, slice=None), *where)
 
 
 @lru_cache(maxsize=2)
@@ -214,8 +199,8 @@ def check_scale(opened: _Opened, how: Reading) -> None:
 def read_labels(sample: Sample, site: str, split: str, max_bytes: int, how: Reading) -> Labels:
     """Return the mask alone of a volume, as :func:`read_whole` does."""
     how = replace(how, orientation="stored", once=True)
-    mask = _volume(open_pair(sample, site, split, max_bytes, how, masks_only=True)[1])
-    return whole_numbers(mask, mask.array)
+    mask = open_pair(sample, site, split, max_bytes, how, masks_only=True)[1]
+    return whole_numbers(mask, _volume(mask).array)
 
 
 def _volume(opened: _Opened) -> _Opened:

@@ -146,7 +146,7 @@ def _make_like(image: Path, mask: npt.NDArray[Any]) -> Any:
 
     file = image_file(image)
     if isinstance(file, Dicom):
-        return _series_image(file.facts().affine, mask)
+        return _series_image(file.facts().grid.affine, mask)
     source: Any = nibabel.load(image)
     header = source.header.copy()
     header.set_data_dtype(mask.dtype)

@@ -25,8 +25,8 @@ from monai.transforms import EnsureChannelFirstd, Lambdad, MapTransform
 from fairflare.base.checks import few
 from fairflare.data.datalist import DataError, Sample
 from fairflare.data.intensity import counts_of
-from fairflare.data.reading import PLAIN, Reading
-from fairflare.data.whole_volumes import read_image, read_pair
+from fairflare.data.reading import PLAIN, Reading, read_pair
+from fairflare.data.whole_volumes import read_image
 from fairflare.tasks.placing import NOT_COUNTED, masks_placed, plain, smooth
 
 LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601, as Pillow's conversion to grey

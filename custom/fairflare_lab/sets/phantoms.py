@@ -8,8 +8,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from typing_extensions import Unpack
+
 from fairflare.base.checks import choice, whole
-from fairflare.base.for_types import Unpack
 from fairflare.data.preparers.dealing import Dealing
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.writing import Form, Writing, write_sites

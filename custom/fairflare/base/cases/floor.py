@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -92,15 +93,12 @@ def find_hidden_rows(cases: Mapping[int, int], least: int) -> frozenset[int]:
         2012, section 4.2.
     """
     hidden = {label for label, count in cases.items() if count < least}
-    few = {label for label in hidden if cases[label] > 0}
-    if few:
-        held = sorted(few)
-        for label in sorted(set(cases) - hidden, key=lambda label: (cases[label], label)):
-            if len(held) > 1 and sum(cases[other] for other in held) >= least:
-                break
-            held.append(label)
-        hidden |= set(held)
-    return frozenset(hidden)
+    held = [label for label in hidden if cases[label] > 0]
+    for label in sorted(set(cases) - hidden, key=lambda label: (cases[label], label)) if held else ():
+        if len(held) > 1 and sum(cases[other] for other in held) >= least:
+            break
+        held.append(label)
+    return frozenset({*hidden, *held})
 
 
 def cases_of_classes(cases: Sequence[Hashable], labels: Sequence[int], classes: int) -> list[int]:
@@ -111,10 +109,8 @@ def cases_of_classes(cases: Sequence[Hashable], labels: Sequence[int], classes: 
         labels: the class of each sample, in ``[0, classes)``.
         classes: number of classes.
     """
-    by_class: list[set[Hashable]] = [set() for _ in range(classes)]
-    for case, label in zip(cases, labels, strict=True):
-        by_class[label].add(case)
-    return [len(members) for members in by_class]
+    counts = Counter(label for _, label in {*zip(cases, labels, strict=True)})
+    return [counts[label] for label in range(classes)]
 
 
 def may_leave(of_classes: Collection[int] | None, hidden: Collection[int] | None) -> bool:

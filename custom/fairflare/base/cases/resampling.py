@@ -89,5 +89,4 @@ def draws(site: str, num_units: int, count: int) -> Drawn:
 
 def seed_generator(site: str, num_units: int) -> np.random.Generator:
     """Return the random generator that draws a site's units; it is the same in every run."""
-    digest = hashlib.sha256(f"{site}/{num_units}".encode()).digest()
-    return np.random.default_rng(int.from_bytes(digest[:8], "little"))
+    return np.random.default_rng(int.from_bytes(hashlib.sha256(f"{site}/{num_units}".encode()).digest()[:8], "little"))

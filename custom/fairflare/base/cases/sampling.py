@@ -39,8 +39,7 @@ def standard_error(influence: npt.NDArray[np.floating], cases: Cases | None = No
     Source:
         Liang and Zeger, Biometrika 1986 (sums within clusters); the factor is the usual one for few clusters.
     """
-    _, number = number_cases(len(influence), cases)
-    count = int(number.max(initial=-1)) + 1
+    count, number = number_cases(len(influence), cases)
     if count < 2:
         return math.nan
     sums = np.bincount(number, weights=np.asarray(influence, np.float64), minlength=count)
@@ -85,8 +84,10 @@ def case_scores(scores: npt.NDArray[np.floating], cases: Cases | None, low: floa
     Returns:
         Number of cases in each bin, from the lowest bin to the highest, which includes ``high``.
     """
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise ValueError(f"the range of the scores must be finite with low < high, got [{low}, {high}]")
+    checks.refuse({
+        f"the range of the scores must be finite with low < high, got [{low}, {high}]":
+            not (math.isfinite(low) and math.isfinite(high) and low < high),
+    })  # fmt: skip
     count, number = number_cases(len(scores), cases)
     sums = np.bincount(number, weights=np.asarray(scores, np.float64), minlength=count)
     means = sums / np.bincount(number, minlength=count)
@@ -114,18 +115,13 @@ def report_mean(
     if not len(finite):
         return {}
     values, whose = array[finite], None if cases is None else [cases[int(i)] for i in finite]
-    figures: dict[str, Any] = {"test_cases": num_cases(len(values), whose)}
     error = standard_error((values - values.mean()) / len(values), whose)
-    if math.isfinite(error):
-        figures["standard_error"] = error
-    if math.isfinite(low) and math.isfinite(high) and low < high:
-        figures["case_scores"] = case_scores(values, whose, low, high)
-    return figures
-
-
-def num_cases(images: int, cases: Cases | None) -> int:
-    """Return the number of cases that a site's images belong to."""
-    return number_cases(images, cases)[0]
+    has_range = math.isfinite(low) and math.isfinite(high) and low < high
+    return {
+        "test_cases": number_cases(len(values), whose)[0],
+        **({"standard_error": error} if math.isfinite(error) else {}),
+        **({"case_scores": case_scores(values, whose, low, high)} if has_range else {}),
+    }
 
 
 def number_cases(images: int, cases: Cases | None) -> tuple[int, npt.NDArray[np.int64]]:
@@ -133,8 +129,6 @@ def number_cases(images: int, cases: Cases | None) -> tuple[int, npt.NDArray[np.
     checks.whole("the number of images", images)
     if cases is None:
         return images, np.arange(images)
-    if len(cases) != images:
-        raise ValueError(f"{len(cases)} cases are named for {images} images")
-    known: dict[Hashable, int] = {}
-    number = np.array([known.setdefault(case, len(known)) for case in cases], np.int64)
-    return len(known), number
+    checks.refuse({f"{len(cases)} cases are named for {images} images": len(cases) != images})
+    numbers = {case: number for number, case in enumerate(dict.fromkeys(cases))}
+    return len(numbers), np.array([numbers[case] for case in cases], np.int64)

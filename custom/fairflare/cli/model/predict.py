@@ -333,7 +333,7 @@ def _predict_all(predictor: Predictor, names: Mapping[Path, str], wanted: Wanted
     from rich.progress import track
 
     from fairflare.data.datalist import DataError
-    from fairflare.data.image_file import SUFFIXES, kind_of
+    from fairflare.data.image_file import SUFFIXES, Unknown, kind_of
 
     rows: list[dict[str, Any]] = []
     lines: list[tuple[str, ...]] = []
@@ -341,7 +341,7 @@ def _predict_all(predictor: Predictor, names: Mapping[Path, str], wanted: Wanted
     tell = _segment if predictor.kind == "segmentation" else _classify
     for image in track(names, "images", console=errors, transient=True, disable=not errors.is_terminal):
         try:
-            if not kind_of(image).known:
+            if kind_of(image) is Unknown:
                 raise DataError("", reason=f"its ending is not known; known are {', '.join(SUFFIXES)}")
             new_rows, shown = tell(predictor, image, names[image], wanted)
         except DataError as error:

@@ -8,12 +8,12 @@ here lead to the right, the front and the head, as NIfTI's do. An array's axes a
 """
 
 from fairflare.data.geometry.channels import resample
-from fairflare.data.geometry.misfits import Misfit, notes_of
+from fairflare.data.geometry.misfits import Misfit, notes_of, refuse_misfit
 from fairflare.data.geometry.nifti import describe_several, nifti_grid, three_axes
 from fairflare.data.geometry.pairs import SEGMENTS, TWO_FORMS, DrawnOn, Fit, Grid, codes_of, fit, tag_turn
 from fairflare.data.geometry.stacks import NO_SERIES, Plane, Stack, stack
 
 __all__ = [
     "NO_SERIES", "SEGMENTS", "TWO_FORMS", "DrawnOn", "Fit", "Grid", "Misfit", "Plane", "Stack", "codes_of",
-    "describe_several", "fit", "nifti_grid", "notes_of", "resample", "stack", "tag_turn", "three_axes",
+    "describe_several", "fit", "nifti_grid", "notes_of", "refuse_misfit", "resample", "stack", "tag_turn", "three_axes",
 ]  # fmt: skip

@@ -17,10 +17,11 @@ ELSEWHERE = (
     "a mask of another resolution", "a mask that is turned", "a mask of a part of the image",
     "a mask of another part", "a mask that is shifted",
 )  # fmt: skip
-Box = tuple[slice, ...]
 
 
-def resample(grid: Grid, channel: Grid, values: npt.NDArray[Any], box: Box | None = None) -> npt.NDArray[Any]:
+def resample(
+    grid: Grid, channel: Grid, values: npt.NDArray[Any], box: tuple[slice, ...] | None = None
+) -> npt.NDArray[Any]:
     """Return a channel's values on another grid: voxel on voxel where it lies on it, else interpolated linearly.
 
     A voxel outside the channel's field of view becomes 0.

@@ -29,6 +29,12 @@ class Misfit(ValueError):
         return f"{self.value}. {self.remedy}"
 
 
+def refuse_misfit(problem: object, cause: str, value: str, remedy: str) -> None:
+    """Raise :class:`Misfit`, whose arguments follow, if there is a problem."""
+    if problem:
+        raise Misfit(cause, value, remedy)
+
+
 def notes_of(texts: Iterable[str]) -> list[str]:
     """Return each different note once, with the number of its occurrences; empty notes are left out."""
     return [f"{text} ({count} times)" if count > 1 else text for text, count in Counter(filter(None, texts)).items()]

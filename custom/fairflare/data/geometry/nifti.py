@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.data.geometry.misfits import ASK, Misfit
+from fairflare.base.checks import refuse, true_texts
+from fairflare.data.geometry.misfits import ASK, Misfit, refuse_misfit
 from fairflare.data.geometry.pairs import Grid, check_affine, together
 
 UNITS = {1: ("metres", 1e3), 3: ("microns", 1e-3)}  # key: xyzt_units & 7; 2 is mm, 0 is unknown, taken as mm
-FOUR = "`nibabel.four_to_three` gives one file a volume"
 
 
 def three_axes(shape: Sequence[int]) -> tuple[int, ...]:
@@ -26,8 +26,7 @@ def three_axes(shape: Sequence[int]) -> tuple[int, ...]:
     lengths = tuple(int(length) for length in shape)
     if any(length != 1 for length in lengths[4:]):
         raise describe_several(lengths)
-    if len(lengths) < 2:
-        raise ValueError(f"it has the shape {lengths}, which is no picture")
+    refuse({f"it has the shape {lengths}, which is no picture": len(lengths) < 2})
     return lengths[: 3 + (lengths[3:4] not in ((), (1,)))]
 
 
@@ -35,10 +34,17 @@ def describe_several(shape: Sequence[int], wanted: int = 1) -> Misfit:
     """Return the misfit of a file with another number of volumes than is wanted."""
     problem = f"it holds {math.prod(shape[3:])} volume{'s' * (math.prod(shape[3:]) != 1)} (its shape is {tuple(shape)})"
     if wanted == 1:
-        remedy = f"{FOUR}; or, where they are channels and not times, name them: 'channels' in the datalist"
-        return Misfit("several volumes in one file", problem, remedy)
-    remedy = "Correct 'channels', or save the volumes of the case as one file, or as a file a channel"
-    return Misfit("another number of channels", f"{problem}, and 'channels' names {wanted}", remedy)
+        return Misfit(
+            "several volumes in one file",
+            problem,
+            "`nibabel.four_to_three` gives one file a volume; or, where they are channels and not times, name them: "
+            "'channels' in the datalist",
+        )
+    return Misfit(
+        "another number of channels",
+        f"{problem}, and 'channels' names {wanted}",
+        "Correct 'channels', or save the volumes of the case as one file, or as a file a channel",
+    )
 
 
 def nifti_grid(header: Any) -> Grid:
@@ -58,24 +64,28 @@ def nifti_grid(header: Any) -> Grid:
     unit, factor = UNITS.get(int(header["xyzt_units"]) & 7, ("mm", 1.0))
     forms = {"sform": header.get_sform, "qform": lambda: _qform(header, (columns, rows, slices))}
     affines = {name: np.asarray(form()) for name, form in forms.items() if int(header[f"{name}_code"]) > 0}
-    in_mm = np.diag([factor] * 3 + [1.0])
-    statements = [(name, check_affine(in_mm @ form[:, [1, 0, 2, 3]], shape, name)) for name, form in affines.items()]
+    statements = [
+        (name, check_affine(np.diag([factor] * 3 + [1.0]) @ form[:, [1, 0, 2, 3]], shape, name))
+        for name, form in affines.items()
+    ]
     if len(statements) > 1 and together(statements[0][1], statements[1][1], shape):
         statements = statements[:1]
-    notes = [f"voxels are given in {unit}; they are read in mm"] if affines and factor != 1 else []
-    if len(statements) > 1:
-        notes.append("qform and sform differ: the sform is read, unless the mask fits the qform alone")
+    notes = true_texts({
+        f"voxels are given in {unit}; they are read in mm": affines and factor != 1,
+        "qform and sform differ: the sform is read, unless the mask fits the qform alone": len(statements) > 1,
+    })  # fmt: skip
     return Grid(shape, tuple(statements), note="; ".join(notes))
 
 
 def _qform(header: Any, axes: Sequence[int]) -> npt.NDArray[Any]:
     header = header.copy()
     for axis, length in enumerate(axes, 1):
-        size = float(header["pixdim"][axis])
-        if length == 1 and size == 0:
+        if length == 1 and header["pixdim"][axis] == 0:
             header["pixdim"][axis] = 1  # the size of an axis of one voxel does not matter
-        elif not size > 0:
-            raise Misfit("a voxel without a size", f"pixdim[{axis}] is {size:g}, and its qform needs it", ASK)
+        size = float(header["pixdim"][axis])
+        refuse_misfit(
+            not size > 0, "a voxel without a size", f"pixdim[{axis}] is {size:g}, and its qform needs it", ASK
+        )
     if header["pixdim"][0] == 0:
         header["pixdim"][0] = 1
     return np.asarray(header.get_qform())

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.data.geometry.misfits import ACROSS, ASK, SKEW, STEP, Misfit, format_values, sides_of
+from fairflare.data.geometry.misfits import ACROSS, ASK, SKEW, STEP, Misfit, format_values, refuse_misfit, sides_of
 from fairflare.data.orientation import PLAIN, Turn, back, turn_of, turn_view
 
 DrawnOn = Literal["stored", "upright"]
@@ -27,13 +27,11 @@ ANEW = (
     "Have the mask written anew on this very image, by a program that keeps the image's geometry (3D Slicer, ITK-SNAP, "
     "SimpleITK)"
 )
-REDRAWN = "Take the mask that was drawn on this very image, in its own size"
 RESAMPLE = "`sitk.Resample(mask, image, sitk.Transform(), sitk.sitkNearestNeighbor)`"
 WITH_GEOMETRY = (
     "Write the mask with its geometry in the program that made the array: `mask.CopyInformation(image)` (SimpleITK), "
     "or `nibabel.Nifti1Image(array, image.affine)` (nibabel)"
 )
-CONVERT = "Convert the image with dcm2niix, and draw the mask on that"
 CHOOSE = (
     "Set mask_drawn_on to 'stored' or 'upright' in fairflare.json (--mask-drawn-on of prepare), after a look at a pair"
 )
@@ -69,9 +67,9 @@ class Grid:
         Raises:
             Misfit: the qform and the sform of a NIfTI file state different directions of the body.
         """
-        if len({codes_of(affine) for _, affine in self.statements}) > 1:
-            in_words = " and ".join(f"{name} {codes_of(affine)}" for name, affine in reversed(self.statements))
-            raise Misfit(TWO_FORMS, in_words.replace(" ", " says ", 1), ASK)
+        codes = {name: codes_of(affine) for name, affine in reversed(self.statements)}
+        in_words = " and ".join(f"{name} {directions}" for name, directions in codes.items())
+        refuse_misfit(len({*codes.values()}) > 1, TWO_FORMS, in_words.replace(" ", " says ", 1), ASK)
         return self.statements[0][1] if self.statements else None
 
 
@@ -118,12 +116,10 @@ def fit(image: Grid, mask: Grid, drawn_on: str | None = None, orientation: str =
             f"its FrameOfReferenceUID is {mask.frame}, the image's {image.frame}, so places cannot be compared",
             ANEW,
         )
-    if image.statements and mask.statements and mask.of == SEGMENTS:
-        whole, places = _extend_to_slices(image, mask)
+    if image.statements and mask.statements:
+        whole, places = _extend_to_slices(image, mask) if mask.of == SEGMENTS else (mask, ())
         fitting = _fit_affines(image, whole)
         return replace(fitting, places=places, slices=whole.shape[2]) if isinstance(fitting, Fit) else fitting
-    if image.statements and mask.statements:
-        return _fit_affines(image, mask)
     if image.posture and mask.posture and image.posture != mask.posture:
         return Misfit(
             "image and mask differ in PatientOrientation",
@@ -132,18 +128,21 @@ def fit(image: Grid, mask: Grid, drawn_on: str | None = None, orientation: str =
         )
     if image.statements or mask.statements:
         return _half_said(image, mask, drawn_on, orientation)
-    note = "volumes and masks that do not say how they lie: voxel on voxel" if image.shape[2] > 1 else ""
-    upright = Fit(PLAIN, note=note)
+    upright = Fit(
+        PLAIN, note="volumes and masks that do not say how they lie: voxel on voxel" if image.shape[2] > 1 else ""
+    )
     if (image.tag is None) == (mask.tag is None) or (image.tag or mask.tag) == 1:
         return _pixel_on_pixel(image, mask, upright)
     stored = Fit(_compose(np.asarray(back(tag_turn(mask.tag))), tag_turn(image.tag)))
     one, other, tag = ("picture", "mask", image.tag) if mask.tag is None else ("mask", "picture", mask.tag)
-    misfit = Misfit(
-        "only one of image and mask says that it is turned",
-        f"the {one} says that it is turned (EXIF {tag}), the {other} says nothing",
-        CHOOSE,
-    )
-    return _fit_as_set(image, mask, stored, upright, drawn_on, misfit)
+    return _fit_as_set(
+        image, mask, stored, upright, drawn_on,
+        Misfit(
+            "only one of image and mask says that it is turned",
+            f"the {one} says that it is turned (EXIF {tag}), the {other} says nothing",
+            CHOOSE,
+        ),
+    )  # fmt: skip
 
 
 def tag_turn(tag: int | None) -> Turn:
@@ -180,25 +179,24 @@ def check_affine(affine: Affine, shape: Sequence[int], name: str) -> Affine:
     """
     full = _full(affine, shape)
     sides = np.linalg.norm(full[:3, :3], axis=0)
-    if not np.isfinite(full).all() or not sides.all():
-        raise Misfit(
-            "an affine without a size", f"its {name} has an axis without a length: {format_values(sides)} mm", ASK
-        )
-    for axis in (2, 0, 1):
-        if shape[axis] == 1:
-            continue
-        direction, others = full[:3, axis], np.delete(full[:3, :3], axis, axis=1)
-        normal = np.cross(others[:, 0], others[:, 1])
+    refuse_misfit(
+        not np.isfinite(full).all() or not sides.all(),
+        "an affine without a size",
+        f"its {name} has an axis without a length: {format_values(sides)} mm",
+        ASK,
+    )
+    for axis in (axis for axis in (2, 0, 1) if shape[axis] != 1):
+        direction, normal = full[:3, axis], _normal_to(axis, full)
         cosine = abs(float(direction @ normal)) / max(float(np.linalg.norm(direction) * np.linalg.norm(normal)), 1e-12)
         sideways = math.sqrt(max(1 - cosine**2, 0.0)) * float(np.linalg.norm(direction)) * (shape[axis] - 1)
-        if 1 - cosine > SKEW and sideways > ACROSS:
-            lean = math.degrees(math.acos(min(cosine, 1.0)))
-            raise Misfit(
-                "slices stacked off their normal",
-                f"its {name} is sheared: its {('rows', 'columns', 'slices')[axis]} are stacked {lean:.1f} degrees off "
-                "their normal",
-                ASK,
-            )
+        lean = math.degrees(math.acos(min(cosine, 1.0)))
+        refuse_misfit(
+            1 - cosine > SKEW and sideways > ACROSS,
+            "slices stacked off their normal",
+            f"its {name} is sheared: its {('rows', 'columns', 'slices')[axis]} are stacked {lean:.1f} degrees off "
+            "their normal",
+            ASK,
+        )
     return affine if np.linalg.norm(affine[:3, :3], axis=0).all() else full
 
 
@@ -213,10 +211,8 @@ def _fit_affines(image: Grid, mask: Grid) -> Fit | Misfit:
     for (name, affine), (its, other) in product(image.statements, mask.statements):
         a, b = _full(affine, image.shape), _full(other, mask.shape)
         turn = _axes_of(a, b)
-        if not _shape_fits(image.shape, mask.shape, turn):
-            continue
         apart, side = _apart(a, b, turn, image.shape, mask.shape), float(np.linalg.norm(a[:3, :3], axis=0).min())
-        if apart <= NEAR * side * (1 - 1e-6):
+        if _shape_fits(image.shape, mask.shape, turn) and apart <= NEAR * side * (1 - 1e-6):
             far = f"mask and image lie up to {apart:.2g} mm apart ({apart / side:.2g} voxel)"
             fitting.append((Fit(turn, affine, far if apart > TOGETHER * side else ""), f"{name} and {its}"))
     if not fitting:
@@ -255,11 +251,15 @@ def _full(affine: Affine, shape: Sequence[int]) -> Affine:
     full = np.array(affine, np.float64)
     single = [axis for axis in range(3) if shape[axis] == 1]
     if len(single) == 1:
-        others = np.delete(full[:3, :3], single[0], axis=1)
-        normal = np.cross(others[:, 0], others[:, 1])
+        normal = _normal_to(single[0], full)
         length = float(np.linalg.norm(normal))
         full[:3, single[0]] = normal / length if length else full[:3, single[0]]
     return full
+
+
+def _normal_to(axis: int, affine: Affine) -> npt.NDArray[Any]:
+    """Return the cross product of an affine's two axes other than ``axis``."""
+    return np.cross(*np.delete(affine[:3, :3], axis, axis=1).T)
 
 
 def _axes_of(a: Affine, b: Affine) -> Turn:
@@ -278,22 +278,20 @@ def _shape_fits(image: Sequence[int], mask: Sequence[int], turn: Turn) -> bool:
 
 def _apart(a: Affine, b: Affine, turn: Turn, image: Sequence[int], mask: Sequence[int]) -> float:
     """Return the largest distance, in mm, of the mask's eight corners from the corners of the image they belong to."""
-    moved = np.linalg.solve(a, b)
     wanted = np.zeros((3, 4))
-    for j in range(3):
-        i = int(turn[j, 0])
-        wanted[i, j], wanted[i, 3] = turn[j, 1], 0 if turn[j, 1] > 0 else image[i] - 1
+    for j, (axis, flip) in enumerate(turn.astype(int)):
+        wanted[axis, j], wanted[axis, 3] = flip, 0 if flip > 0 else image[axis] - 1
     corners = np.array([[*corner, 1] for corner in product(*((0, length - 1) for length in mask))])
-    return float(np.linalg.norm(a[:3, :3] @ (moved[:3] - wanted) @ corners.T, axis=0).max())
+    return float(np.linalg.norm(a[:3, :3] @ (np.linalg.solve(a, b)[:3] - wanted) @ corners.T, axis=0).max())
 
 
 def _name_misfit(image: Grid, mask: Grid) -> Misfit:
     """Return the reason why a mask does not fit its image, by the first affine of both."""
     a, b = _full(image.statements[0][1], image.shape), _full(mask.statements[0][1], mask.shape)
     sides = np.linalg.norm(a[:3, :3], axis=0)
-    smallest = float(sides.min())
     other = np.diag([-1.0, -1.0, 1.0, 1.0]) @ b
     turn = _axes_of(a, other)
+    smallest = float(sides.min())
     if _shape_fits(image.shape, mask.shape, turn) and _apart(a, other, turn, image.shape, mask.shape) < NEAR * smallest:
         return Misfit(
             "LPS taken for RAS in a mask",
@@ -303,13 +301,12 @@ def _name_misfit(image: Grid, mask: Grid) -> Misfit:
     turn = _axes_of(a, b)
     axes = turn[:, 0].astype(int)
     lengths = np.linalg.norm(b[:3, :3], axis=0)
-    thick = [axis for axis in range(3) if image.shape[axis] > 1]
-    ratio = {int(axes[j]): lengths[j] / sides[axes[j]] for j in range(3) if axes[j] in thick and mask.shape[j] > 1}
-    if any(abs(each - 1) > STEP for each in ratio.values()):
+    ratios = [lengths[j] / sides[axes[j]] for j in range(3) if image.shape[axes[j]] > 1 and mask.shape[j] > 1]
+    if any(abs(ratio - 1) > STEP for ratio in ratios):
         return Misfit(
             "a mask of another resolution",
             f"its voxels are {sides_of(lengths[np.argsort(axes)])} mm, the image's {sides_of(sides)}",
-            CONVERT if image.of == "frames" else RESAMPLE,
+            "Convert the image with dcm2niix, and draw the mask on that" if image.of == "frames" else RESAMPLE,
         )
     cosines = [abs(float(b[:3, j] @ a[:3, axes[j]])) / (lengths[j] * sides[axes[j]]) for j in range(3)]
     angle = math.degrees(math.acos(min(min(cosines), 1.0)))
@@ -329,11 +326,10 @@ def _name_misfit(image: Grid, mask: Grid) -> Misfit:
         return Misfit(
             "a mask of another part", f"it covers another part, between the image's voxels ({sizes})", RESAMPLE
         )
-    shift = a[:3, :3] @ first
     flipped = " (one voxel's corner taken for its centre)" if np.abs(np.abs(first) - 0.5).max() <= 0.1 else ""
     return Misfit(
         "a mask that is shifted",
-        f"it is shifted by ({', '.join(f'{each:.4g}' for each in shift + 0.0)}) mm{flipped}",
+        f"it is shifted by ({', '.join(f'{each:.4g}' for each in a[:3, :3] @ first + 0.0)}) mm{flipped}",
         ANEW,
     )
 
@@ -351,15 +347,18 @@ def _find_lost_geometry(image: Grid, mask: Grid) -> Misfit | None:
     same_place = same and np.allclose(of_image[:3, 3], of_mask[:3, 3], atol=1e-3)
     for whose, affine in (("its", of_mask), ("the image's", of_image)):
         sides, first, is_mask = np.abs(affine[:3, :3]).max(0), affine[:3, 3], affine is of_mask
-        along = np.allclose(np.linalg.norm(affine[:3, :3], axis=0), sides, rtol=1e-6)
         if (
-            along
+            np.allclose(np.linalg.norm(affine[:3, :3], axis=0), sides, rtol=1e-6)
             and ((is_mask and same_place) or not first.any())
             and ((is_mask and same) or (apart and (sides == 1).all()))
         ):
-            in_words = f"{whose} voxels are {sides_of(sides)} mm along the body's axes, from {format_values(first)}"
             what, remedy = ("a mask", WITH_GEOMETRY if same else ANEW) if is_mask else ("an image", ASK)
-            return Misfit(f"{what} without its geometry", f"{whose} geometry was lost: {in_words}", remedy)
+            return Misfit(
+                f"{what} without its geometry",
+                f"{whose} geometry was lost: {whose} voxels are {sides_of(sides)} mm along the body's axes, from "
+                f"{format_values(first)}",
+                remedy,
+            )
     return None
 
 
@@ -373,8 +372,8 @@ def _half_said(image: Grid, mask: Grid, drawn_on: str | None, orientation: str) 
     shown = turn_of(affine, orientation if known is image else "canonical", 1)
     affine_of_image = affine if known is image else None
     if slices == 1 and np.array_equal(PLAIN if shown is None else shown, PLAIN):
-        alike = Fit(PLAIN, affine_of_image, f"pixel on pixel, since the {other} says nothing of how it lies")
-        return _pixel_on_pixel(image, mask, alike)
+        note = f"pixel on pixel, since the {other} says nothing of how it lies"
+        return _pixel_on_pixel(image, mask, Fit(PLAIN, affine_of_image, note))
     turn = turn_of(affine, "canonical", slices)
     upright = PLAIN if turn is None else np.asarray(back(turn)) if known is image else turn
     misfit = Misfit(
@@ -388,8 +387,9 @@ def _half_said(image: Grid, mask: Grid, drawn_on: str | None, orientation: str) 
             f"the {other} says nothing of how it lies, and DICOM slices may be numbered from either end",
             WITH_GEOMETRY,
         )
-    fits = Fit(PLAIN, affine_of_image), Fit(upright, affine_of_image)
-    return _fit_as_set(image, mask, *fits, None if known.of else drawn_on, misfit)
+    return _fit_as_set(
+        image, mask, Fit(PLAIN, affine_of_image), Fit(upright, affine_of_image), None if known.of else drawn_on, misfit
+    )
 
 
 def _fit_as_set(
@@ -413,7 +413,9 @@ def _pixel_on_pixel(image: Grid, mask: Grid, fitting: Fit) -> Fit | Misfit:
     sizes = [f"{grid.shape[1]}x{grid.shape[0]}" if flat else sides_of(grid.shape) for grid in (mask, image)]
     unit = "(width x height)" if flat else "voxels (rows, columns, slices)"
     return Misfit(
-        "image and mask differ in size", f"it is {sizes[0]} {unit}, its image {sizes[1]}", REDRAWN if flat else ANEW
+        "image and mask differ in size",
+        f"it is {sizes[0]} {unit}, its image {sizes[1]}",
+        "Take the mask that was drawn on this very image, in its own size" if flat else ANEW,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.data.geometry.misfits import ACROSS, SHOWN, SKEW, STEP, Misfit, format_values
+from fairflare.data.geometry.misfits import ACROSS, SHOWN, SKEW, STEP, Misfit, format_values, refuse_misfit
 
 DIRECTION = 1e-4  # largest difference in a component of two directions that count as equal
 LENGTH = 1e-4  # largest difference of two spacings that count as equal, as a share of the spacing
@@ -22,7 +22,6 @@ LOCALISER = 5.0  # angle between two slices, in degrees, above which they are ta
 SEVERAL_SERIES, NO_ORDER, UNLIKE = "several series in one folder", "slices without an order", "slices that differ"
 NO_SERIES = (SEVERAL_SERIES, NO_ORDER, UNLIKE)  # causes with which the files may be separate images, not a series
 WHOLE_SERIES = "Fetch the whole series, or leave it out"
-UNTILTED = "Convert it with dcm2niix, take its _Tilt file, draw the mask on that"
 OWN_STACK = "Put each stack into a folder of its own"
 OWN_FILE = "Export each stack (echo, direction) as a file of its own, or leave it out"
 ONE_TIME = "Convert it with dcm2niix, then `nibabel.four_to_three` gives one file a time"
@@ -93,30 +92,30 @@ def stack(
         ("ImagePositionPatient", "position"), ("ImageOrientationPatient", "across"), ("RescaleIntercept", "intercept"),
     ):  # fmt: skip
         has = sum(getattr(plane, attribute) is not None for plane in planes)
-        if 0 < has < len(planes):
-            raise Misfit(
-                f"some slices do not say {'what they measure' if attribute == 'intercept' else 'where they lie'}",
-                f"{has} of {len(planes)} {what} have a usable {name}",
-                WHOLE_SERIES,
-            )
+        refuse_misfit(
+            0 < has < len(planes),
+            f"some slices do not say {'what they measure' if attribute == 'intercept' else 'where they lie'}",
+            f"{has} of {len(planes)} {what} have a usable {name}",
+            WHOLE_SERIES,
+        )
     first = planes[0]
     if first.position is None or first.across is None:
         return _order_unplaced(planes, what)
     down, right, normal = _directions(first.across)
     lengths, angle = np.linalg.norm([right, down], axis=1), float(right @ down)
-    if np.abs(lengths - 1).max() > UNIT or abs(angle) > UNIT:
-        raise Misfit(
-            "rows and columns do not lie at a right angle",
-            f"its rows and columns do not lie at a right angle, or are no directions (ImageOrientationPatient "
-            f"{format_values(first.across)})",
-            WHOLE_SERIES,
-        )
-    if len(planes) > 1 and first.spacing is None:
-        raise Misfit(
-            "PixelSpacing is missing",
-            f"its {what} have no usable PixelSpacing, so a voxel has no size",
-            WHOLE_SERIES,
-        )
+    refuse_misfit(
+        np.abs(lengths - 1).max() > UNIT or abs(angle) > UNIT,
+        "rows and columns do not lie at a right angle",
+        f"its rows and columns do not lie at a right angle, or are no directions (ImageOrientationPatient "
+        f"{format_values(first.across)})",
+        WHOLE_SERIES,
+    )
+    refuse_misfit(
+        len(planes) > 1 and first.spacing is None,
+        "PixelSpacing is missing",
+        f"its {what} have no usable PixelSpacing, so a voxel has no size",
+        WHOLE_SERIES,
+    )
     grown = normal if normal[np.abs(normal).argmax()] > 0 else -normal
     places = np.array([plane.position for plane in planes], np.float64)
     order = np.argsort(places @ grown, kind="stable")
@@ -159,10 +158,9 @@ def _check_alike(planes: Sequence[Plane], what: str) -> None:
         odd = np.flatnonzero(np.abs(values - values[0]).max(axis=1) > apart)
         if odd.size:
             usual, its = values[0].tolist(), values[odd[0]].tolist()
-            scout = ""
-            if attribute == "across":
-                angle = math.degrees(math.acos(min(abs(float(_directions(usual)[2] @ _directions(its)[2])), 1.0)))
-                scout = f" ({angle:.1f} degrees apart: a localiser is no volume)" if angle > LOCALISER else ""
+            cosine = abs(float(_directions(usual)[2] @ _directions(its)[2])) if attribute == "across" else 1.0
+            angle = math.degrees(math.acos(min(cosine, 1.0)))
+            scout = f" ({angle:.1f} degrees apart: a localiser is no volume)" if angle > LOCALISER else ""
             raise Misfit(
                 UNLIKE,
                 f"{known[0].name} and {known[odd[0]].name} differ in {name}: "
@@ -182,8 +180,11 @@ def _several(planes: Sequence[Plane], name: str, planes_by: Mapping[str, Plane],
         )
     if what == "frames":
         lie = len({tuple(np.round(plane.position, 3)) for plane in planes if plane.position is not None})
-        known = 0 < lie < len(planes)
-        count = f"{len(planes)} frames lie at {lie} places" if known else f"its frames are {len(values)} stacks"
+        count = (
+            f"{len(planes)} frames lie at {lie} places"
+            if 0 < lie < len(planes)
+            else f"its frames are {len(values)} stacks"
+        )
         return Misfit(
             "frames of several stacks",
             f"{count}; they differ in {name} ({_shortly(values)})",
@@ -214,14 +215,16 @@ def _order_unplaced(planes: Sequence[Plane], what: str) -> Stack:
     if what == "frames":
         return Stack(tuple(range(len(planes))))
     numbers = [plane.number for plane in planes]
-    if None in numbers or len(set(numbers)) < len(numbers):
-        raise Misfit(
-            NO_ORDER,
-            "the series has no order: its files say neither where a slice lies nor a number of its own",
-            "Name one file, or fetch the whole series",
-        )
-    order = tuple(sorted(range(len(planes)), key=lambda k: numbers[k] or 0))
-    return Stack(order, note="slices do not say where they lie: ordered by InstanceNumber")
+    refuse_misfit(
+        None in numbers or len(set(numbers)) < len(numbers),
+        NO_ORDER,
+        "the series has no order: its files say neither where a slice lies nor a number of its own",
+        "Name one file, or fetch the whole series",
+    )
+    return Stack(
+        tuple(sorted(range(len(planes)), key=lambda k: numbers[k] or 0)),
+        note="slices do not say where they lie: ordered by InstanceNumber",
+    )
 
 
 def _check_even(
@@ -234,53 +237,54 @@ def _check_even(
     twice = np.flatnonzero(steps <= max(SAME_PLACE, TWICE * usual))
     if twice.size:
         raise _twice(planes, along, twice, what, copied)
-    if count > 2:
-        decimals = max(plane.decimals for plane in planes)
-        rounding = 10.0**-decimals if decimals >= 2 else 0.0
-        gaps = np.flatnonzero(steps > GAP * usual)
-        if gaps.size:
-            k = int(gaps[0])
-            missing = sum(round(float(step) / usual) - 1 for step in steps[gaps])
-            whole = np.abs(steps[gaps] / usual - np.round(steps[gaps] / usual)).max() <= 0.1
-            lacks = f": {missing} {'slice is' if missing == 1 else 'slices are'} missing" if whole else ""
-            raise Misfit(
-                "slices are missing",
-                f"{steps[k]:.4g} mm lie between slices {k} and {k + 1} ({planes[k].name}, {planes[k + 1].name}), "
-                f"{usual:.4g} mm between the others{f', as in {len(gaps) - 1} more places' * (len(gaps) > 1)}{lacks}",
-                WHOLE_SERIES,
-            )
-        off = np.flatnonzero(np.abs(steps - usual) > max(STEP * usual, rounding) + 1e-9)
-        drift = np.abs(along - (along[0] + np.arange(count) * (along[-1] - along[0]) / (count - 1)))
-        if off.size or drift.max() > DRIFT * usual:
-            k = int(off[0]) if off.size else int(drift.argmax()) - 1
-            value = (
-                f"its steps are uneven: from {steps.min():.4g} to {steps.max():.4g} mm, mostly {usual:.4g}, first "
-                f"between slices {k} and {k + 1} ({planes[k].name}, {planes[k + 1].name})"
-                if off.size
-                else f"its steps drift: slice {k + 1} lies {drift.max():.3g} mm off even steps of {usual:.4g} mm"
-            )
-            raise Misfit("uneven steps between slices", value, WHOLE_SERIES)
+    decimals = max(plane.decimals for plane in planes)
+    rounding = 10.0**-decimals if decimals >= 2 else 0.0
+    gaps = np.flatnonzero(steps > GAP * usual)
+    if gaps.size:
+        k = int(gaps[0])
+        missing = sum(round(float(step) / usual) - 1 for step in steps[gaps])
+        whole = np.abs(steps[gaps] / usual - np.round(steps[gaps] / usual)).max() <= 0.1
+        lacks = f": {missing} {'slice is' if missing == 1 else 'slices are'} missing" if whole else ""
+        raise Misfit(
+            "slices are missing",
+            f"{steps[k]:.4g} mm lie between slices {k} and {k + 1} ({planes[k].name}, {planes[k + 1].name}), "
+            f"{usual:.4g} mm between the others{f', as in {len(gaps) - 1} more places' * (len(gaps) > 1)}{lacks}",
+            WHOLE_SERIES,
+        )
+    off = np.flatnonzero(np.abs(steps - usual) > max(STEP * usual, rounding) + 1e-9)
+    drift = np.abs(along - (along[0] + np.arange(count) * (along[-1] - along[0]) / (count - 1)))
+    if off.size or drift.max() > DRIFT * usual:
+        k = int(off[0]) if off.size else int(drift.argmax()) - 1
+        value = (
+            f"its steps are uneven: from {steps.min():.4g} to {steps.max():.4g} mm, mostly {usual:.4g}, first "
+            f"between slices {k} and {k + 1} ({planes[k].name}, {planes[k + 1].name})"
+            if off.size
+            else f"its steps drift: slice {k + 1} lies {drift.max():.3g} mm off even steps of {usual:.4g} mm"
+        )
+        raise Misfit("uneven steps between slices", value, WHOLE_SERIES)
     whole = places[-1] - places[0]
     length = float(np.linalg.norm(whole))
     sideways = math.sqrt(max(length**2 - float(whole @ grown) ** 2, 0.0))
     cosine = abs(float(whole @ grown)) / length
-    if 1 - cosine > SKEW and sideways > ACROSS:
-        tilt, step = math.degrees(math.acos(min(cosine, 1.0))), length / (count - 1)
-        raise Misfit(
-            "slices stacked off their normal",
-            f"its slices are stacked {tilt:.1f} degrees off their normal (tilted gantry): {step * cosine:.4g} mm from "
-            f"plane to plane, {step:.4g} from place to place",
-            UNTILTED if planes[0].modality == "CT" else "Fetch the series as the scanner made it, or leave it out",
-        )
+    tilt, step = math.degrees(math.acos(min(cosine, 1.0))), length / (count - 1)
+    refuse_misfit(
+        1 - cosine > SKEW and sideways > ACROSS,
+        "slices stacked off their normal",
+        f"its slices are stacked {tilt:.1f} degrees off their normal (tilted gantry): {step * cosine:.4g} mm from "
+        f"plane to plane, {step:.4g} from place to place",
+        "Convert it with dcm2niix, take its _Tilt file, draw the mask on that"
+        if planes[0].modality == "CT"
+        else "Fetch the series as the scanner made it, or leave it out",
+    )
     beside = places - places[0] - np.arange(count)[:, None] * whole / (count - 1)
     beside = np.linalg.norm(beside - np.outer(beside @ grown, grown), axis=1)
-    if beside.max() > max(min(planes[0].spacing or (1.0,)) / 2, ACROSS):
-        k = int(beside.argmax())
-        raise Misfit(
-            "slices are shifted",
-            f"slice {k} ({planes[k].name}) is shifted by {beside[k]:.3g} mm beside the others",
-            WHOLE_SERIES,
-        )
+    k = int(beside.argmax())
+    refuse_misfit(
+        beside[k] > max(min(planes[0].spacing or (1.0,)) / 2, ACROSS),
+        "slices are shifted",
+        f"slice {k} ({planes[k].name}) is shifted by {beside[k]:.3g} mm beside the others",
+        WHOLE_SERIES,
+    )
 
 
 def _twice(

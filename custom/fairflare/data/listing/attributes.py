@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Any
 
-from fairflare.base.checks import is_number, nearest
+from fairflare.base.checks import is_number, nearest, refuse
 
 UNKNOWN = "unknown"  # name of the group of images without a value, which is always the last group
 MOST_GROUPS = 50  # largest number of groups of one attribute
@@ -100,24 +100,27 @@ def read_declared(given: Any) -> dict[str, Attribute]:
     Raises:
         ValueError: a declaration does not have the form of ``FORM``; the message names attribute and value.
     """
-    if not isinstance(given, Mapping):
-        raise ValueError(f"'attributes' must give each attribute as {FORM}, got {given!r:.200}")
+    refuse({f"'attributes' must give each attribute as {FORM}, got {given!r:.200}": not isinstance(given, Mapping)})
     return {name: _read_declaration(name, declaration) for name, declaration in given.items()}
 
 
 def _read_declaration(name: str, declaration: Any) -> Attribute:
-    if not is_name(name) or "=" in name:
-        raise ValueError(f"the name of an attribute must be a short text without '=', got {name!r:.80}")
+    refuse({
+        f"the name of an attribute must be a short text without '=', got {name!r:.80}":
+            not is_name(name) or "=" in name,
+    })  # fmt: skip
     match declaration:
         case {"kind": "category", "values": [*values]} if len(declaration) == 2 and 0 < len(values) < MOST_GROUPS:
-            if not all(map(is_name, values)) or len({*values, UNKNOWN}) <= len(values):
-                raise ValueError(
-                    f"'values' of attribute {name!r} must be different texts, none {UNKNOWN!r}: {values!r}"
-                )
+            refuse({
+                f"'values' of attribute {name!r} must be different texts, none {UNKNOWN!r}: {values!r}":
+                    not all(map(is_name, values)) or len({*values, UNKNOWN}) <= len(values),
+            })  # fmt: skip
             return Attribute(name, values=tuple(values))
         case {"kind": "number", "bins": [*edges]} if len(declaration) == 2 and 0 < len(edges) < MOST_GROUPS:
-            if not all(map(is_number, edges)) or any(a >= b for a, b in pairwise(edges)):
-                raise ValueError(f"'bins' of attribute {name!r} must be ascending numbers, got {edges!r:.200}")
+            refuse({
+                f"'bins' of attribute {name!r} must be ascending numbers, got {edges!r:.200}":
+                    not all(map(is_number, edges)) or any(a >= b for a, b in pairwise(edges)),
+            })  # fmt: skip
             return Attribute(name, bins=tuple(map(float, edges)))
     raise ValueError(f"attribute {name!r} must be declared as {FORM}, got {declaration!r:.200}")
 

@@ -15,7 +15,7 @@ from fairflare.base.disk.files import lies_in
 from fairflare.base.site_data import UNLABELLED
 from fairflare.base.stopping import check_stop
 from fairflare.data.dicom_files import files_of_series
-from fairflare.data.image_file import SUFFIXES, kind_of
+from fairflare.data.image_file import SUFFIXES, Unknown, kind_of
 from fairflare.data.listing.attributes import (
     FORM,
     MAX_NAME,
@@ -109,8 +109,10 @@ class CheckedList:
         return value
 
     def class_names(self, content: dict[str, Any]) -> tuple[str, ...] | None:
-        wanted = f"be a list of different names of at most {MAX_NAME} characters"
-        names = self.value(content, "class_names", _may_be(_are_names), wanted, "is not a list of different names")
+        names = self.value(
+            content, "class_names", _may_be(_are_names),
+            f"be a list of different names of at most {MAX_NAME} characters", "is not a list of different names",
+        )  # fmt: skip
         return None if names is None else tuple(names)
 
     def class_groups(
@@ -382,7 +384,7 @@ class CheckedList:
         )
         self.check_inside(path, key, where)
         self.need(
-            kind_of(path, is_folder=not there).known,
+            kind_of(path, is_folder=not there) is not Unknown,
             f"'{key}' of {where}, '{path}', has an ending that is not known; convert it to one of {_names(SUFFIXES)}",
             f"'{key}' of {where} is of an unknown file type",
         )

@@ -188,7 +188,7 @@ def look_at_volume(
         "it has values that are NaN or infinite; repair the file":
             any(one.dtype.kind == "f" and bounds_of(one, "range", facts.padded) is None for one in images),
     })  # fmt: skip
-    affine = facts.affine if opened.fit is None else opened.fit.affine
+    affine = facts.grid.affine if opened.fit is None else opened.fit.affine
     turn, upright = (turn_of(affine, way, facts.grid.shape[2]) for way in (plane or "stored", "canonical"))
     spacing = None if affine is None else np.linalg.norm(affine[:3, :3], axis=0).round(4)
     stored = "?" if spacing is None else " x ".join(f"{length:g}" for length in spacing)

@@ -13,11 +13,12 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict
 
+from typing_extensions import Unpack
+
 from fairflare import __version__
 from fairflare.base.cases.census import KEYS
 from fairflare.base.checks import refuse, whole
 from fairflare.base.disk.files import sha256_of
-from fairflare.base.for_types import Unpack
 from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.data.datalist import SPLITS, DataError, load_datalist, write_datalist
 from fairflare.data.preparers.dealing import Dealing, corrupted_sites, deal

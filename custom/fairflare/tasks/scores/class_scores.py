@@ -154,7 +154,7 @@ class MeasuresClasses(ABC):
             error = sampling.standard_error(influence, cases)
         else:
             error = sampling.jackknife(partial(self._primary, outcomes), len(targets), cases)
-        figures = {"test_cases": sampling.num_cases(len(targets), cases)}
+        figures = {"test_cases": sampling.number_cases(len(targets), cases)[0]}
         return figures | ({"standard_error": error} if math.isfinite(error) else {}) | classes
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +24,6 @@ from fairflare.data.kinds import Drawn, describe_mask, group_faults, name_site, 
 from fairflare.data.orientation import PLAIN, turn_of, turn_view
 from fairflare.data.preparers.contents import VOLUMES_TAKEN
 from fairflare.data.preparers.items import Item
-from fairflare.data.preparers.names import listing
 from fairflare.data.reading import Reading, _open, notes_on, open_pair, read_pair, reading_takes, whole_numbers
 from fairflare.data.whole_volumes import open_volume
 
@@ -262,17 +261,3 @@ def refuse_bad(
     how = "" if leave_out is None else ", or go on without them (--leave-out)"
     more = "".join(f"\n  {note}" for note in notes)
     raise DataError(f"{len(bad)} of {number} {what} cannot be used; repair them or take them out{how}:{lines}{more}")
-
-
-def refuse_empty(sites: Iterable[str], left: Collection[str]) -> None:
-    """Raise ``DataError`` if a site has no usable image left.
-
-    Args:
-        sites: names of all sites of the source.
-        left: names of the sites of usable images.
-
-    Raises:
-        DataError: a site is missing in ``left``; the message names all such sites.
-    """
-    if gone := sorted(set(sites) - set(left)):
-        raise DataError(f"no image of site {listing(gone)} can be used; mend them, or take the site out")

@@ -6,12 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fairflare.base.checks import first_of, group_by_key
+from fairflare.base.checks import group_by_key, refuse
 from fairflare.data.datalist import DataError
 from fairflare.data.geometry import DrawnOn, Misfit, notes_of
 from fairflare.data.kinds import name_site, odd_images, odd_masks, shorten, two_names
@@ -20,16 +21,16 @@ from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.labels import labels_of
 from fairflare.data.preparers.listed import (
     Blank,
-    CellMeanings,
     Groups,
     Uncertain,
     attributes_of,
     classes_of,
     groups_by_site,
+    labels_of_cells,
     patient_of,
     refuse_one_patient,
 )  # fmt: skip
-from fairflare.data.preparers.looking import AIR, Look, Looker, looks_of, refuse_bad, refuse_empty
+from fairflare.data.preparers.looking import AIR, Look, Looker, looks_of, refuse_bad
 from fairflare.data.preparers.names import file_name, listing
 from fairflare.data.preparers.options import OPTIONS, Plane
 from fairflare.data.preparers.trees import Tree
@@ -57,7 +58,7 @@ class PrepareRequest:
         classes: names of the classes in the order of their numbers; images of other classes are refused. Default: all
             that occur, numbers by size, names by the alphabet. A table has findings if it lacks the column ``label``
             and has a column for each name in ``classes``.
-        uncertain, blank: what -1 and an empty cell of a finding become, see :class:`.listed.CellMeanings`.
+        uncertain, blank: what -1 and an empty cell of a finding become, see :func:`.listed.labels_of_cells`.
         slices: list slices of this plane instead of whole volumes.
         keep_empty: with ``slices``, also list slices in which the mask is 0.
         leave_out: skip images that cannot be used, or of which no finding is known, and report them; None if the
@@ -155,8 +156,8 @@ def write_own(request: PrepareRequest, trees: Mapping[str, Tree], look: Looker, 
         task |= choose_patches(good) if kind and not names else {}
         task |= {"channels": channels} if channels else {}
     if not names:
-        masked = dict.fromkeys(case.site for case, _ in good if case.mask is not None)
-        record["marked"] = {s: Counter(v for case, seen in good if case.site == s for v in seen.values) for s in masked}
+        marked = group_by_key((case.site, seen.values) for case, seen in good if case.mask is not None)
+        record["marked"] = {site: Counter(chain.from_iterable(values)) for site, values in marked.items()}
     form = Form(
         names, stratified=names is not None and not findings, task=task, attributes=declared, notes=notes,
         mask_labels=meanings,
@@ -211,17 +212,18 @@ def _usable(
     looked = list(zip(cases, looks_of(cases, look), strict=True))
     silent = {case.image for case in cases if isinstance(case.mask, tuple) and max(case.mask) < 0}
     good = [(case, seen) for case, seen in looked if isinstance(seen, Look) and case.image not in silent]
-    bad: list[tuple[str, str | Misfit]] = [
-        (name_site(name, site), problem) for site, tree in trees.items() for name, problem in tree.alone
-    ]
     unusable: list[tuple[Item, str | Misfit]] = [
-        (case, "no finding of it is known for certain") for case in cases if case.image in silent
+        *((case, "no finding of it is known for certain") for case in cases if case.image in silent),
+        *((case, problem) for case, problem in looked if not isinstance(problem, Look)),
     ]
-    unusable += [(case, problem) for case, problem in looked if not isinstance(problem, Look)]
-    bad += [(name_site(shorten(case.image), case.site), problem) for case, problem in unusable]
+    bad: list[tuple[str, str | Misfit]] = [
+        *((name_site(name, site), problem) for site, tree in trees.items() for name, problem in tree.alone),
+        *((name_site(shorten(case.image), case.site), problem) for case, problem in unusable),
+    ]
     if left_out := refuse_bad(bad, len(good) + len(bad), f"{what}(s)", request.leave_out, notes):
         notes.append(left_out)
-    refuse_empty({case.site for case in cases}, {case.site for case, _ in good})
+    if gone := {case.site for case in cases} - {case.site for case, _ in good}:
+        raise DataError(f"no image of site {listing(gone)} can be used; mend them, or take the site out")
     notes += notes_of(note for _, seen in good for note in seen.notes)
     notes += [
         f"{site}: {text}" if site else text
@@ -256,16 +258,16 @@ def _labels(cases: Sequence[Item], request: PrepareRequest, what: str) -> tuple[
         DataError: some images have masks and some have classes, a class is none of the given ones, or classes are
             given although the images have masks.
     """
-    classes, answers = request.classes, CellMeanings(request.uncertain, request.blank)
+    classes = request.classes
     if any(isinstance(case.mask, dict) for case in cases):
-        return list(classes or ()), [case.mask and answers.labels(case) for case in cases]
+        answers = request.uncertain, request.blank
+        return list(classes or ()), [case.mask and labels_of_cells(case, *answers) for case in cases]
     texts = [case.mask for case in cases if isinstance(case.mask, str)]
-    if problem := first_of({
+    refuse({
         f"some {what}s have masks and some have classes; prepare them one by one":
             len(texts) not in (0, sum(case.mask is not None for case in cases)),
         "--classes are those of a table of classes; masks have structures": bool(classes) and not texts,
-    }):  # fmt: skip
-        raise DataError(problem)
+    }, DataError)  # fmt: skip
     names, numbers = classes_of(texts, classes) if texts else (None, [c.mask for c in cases if c.mask is not None])
     left = iter(numbers)
     return names, [None if case.mask is None else next(left) for case in cases]

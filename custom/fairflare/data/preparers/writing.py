@@ -7,6 +7,7 @@ import logging
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from itertools import chain, product
@@ -87,9 +88,9 @@ def write_pool(
 ) -> dict[str, Path]:  # fmt: skip
     """Deal the images to sites, and write the sites by :func:`write_sites`; dealt images are split class by class."""
     sites = deal(items, dealing, whole("seed", writing.get("seed", 0), low=0))
-    form = replace(form or Form(), dealing=dealing)
-    form = replace(form, stratified=form.stratified or dealing.partition != "site")
-    return write_sites(sites, out_dir, settings, form, **writing)
+    form = form or Form()
+    dealt = replace(form, dealing=dealing, stratified=form.stratified or dealing.partition != "site")
+    return write_sites(sites, out_dir, settings, dealt, **writing)
 
 
 def write_sites(
@@ -166,11 +167,10 @@ def write_sites(
 def _find_replaced(out: Path, targets: Sequence[Path], overwrite: bool) -> list[Path]:
     """Return existing files and folders that the new result replaces; raise ``DataError`` unless ``overwrite``."""
     foreign = [path for path in targets if path.exists() and not (path / "datalist.json").is_file()]
-    files = (out / name for name in (SITE_FILE, MANIFEST))
     named = (out / name for name in map(str, _sites_in(out / MANIFEST)) if file_name(name) == name)
     earlier = [folder for folder in named if (folder / "datalist.json").is_file()]
-    paths = dict.fromkeys([*targets, *earlier, *files, *out.glob("fairflare_fold*.json")])
-    existing = [path for path in paths if path.exists()]
+    paths = [*targets, *earlier, out / SITE_FILE, out / MANIFEST, *out.glob("fairflare_fold*.json")]
+    existing = [path for path in dict.fromkeys(paths) if path.exists()]
     refuse({
         f"'{next(iter(existing), '')}' is there already; choose another folder, or overwrite it (--overwrite)":
             existing and not overwrite,
@@ -190,15 +190,11 @@ def _sites_in(file: Path) -> dict[str, Any]:
 
 def _move(moves: Sequence[tuple[Path, Path]]) -> None:
     """Rename all given paths or none: if one renaming fails, undo the earlier ones."""
-    done: list[tuple[Path, Path]] = []
-    try:
+    with ExitStack() as undo:
         for here, there in moves:
             here.rename(there)
-            done.append((here, there))
-    except OSError:
-        for here, there in reversed(done):
-            there.rename(here)
-        raise
+            undo.callback(there.rename, here)
+        undo.pop_all()
 
 
 class _Result:

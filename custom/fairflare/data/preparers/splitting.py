@@ -6,10 +6,11 @@ import hashlib
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import multimode
 
 import numpy as np
 
-from fairflare.base.checks import numbers
+from fairflare.base.checks import group_by_key, numbers
 from fairflare.data.corruptions import image_seed
 from fairflare.data.datalist import SPLITS, DataError
 from fairflare.data.partitions import stratified_folds, stratified_split
@@ -131,10 +132,8 @@ def draw_folds(items: Sequence[Item], folds: int, whose: str, seed: int) -> dict
 
 def group_labels(items: Sequence[Item]) -> tuple[list[str], list[int]]:
     """Return the groups in the order of their first item, and for each group the class that most of its images have."""
-    by_group: dict[str, Counter[int]] = {}
-    for item in items:
-        by_group.setdefault(item.group, Counter())[item.mask if isinstance(item.mask, int) else 0] += 1
-    return list(by_group), [min(counts, key=lambda c: (-counts[c], c)) for counts in by_group.values()]
+    by_group = group_by_key((item.group, item.mask if isinstance(item.mask, int) else 0) for item in items)
+    return list(by_group), [min(multimode(classes)) for classes in by_group.values()]
 
 
 def _stratify(items: Sequence[Item], site: str, seed: int, fractions: Sequence[float]) -> dict[str, str]:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from fairflare.base.checks import refuse
+from fairflare.base.checks import group_by_key, refuse
 from fairflare.data.datalist import DataError, suffix_of
 from fairflare.data.image_file import SUFFIXES, VOLUMES
 from fairflare.data.preparers.contents import contents, strip_ending
@@ -64,7 +64,7 @@ def read_table(
     filled = _read_filled_rows(file, text, delimiter, before)
     if len(filled) < 2:
         raise DataError(f"'{file}' has no rows; give a head line and a row for each image")
-    (head_at, head), body = filled[0], filled[1:]
+    (head_at, head), *body = filled
     columns = [compose(name) for name in head]
     missing, twice = ([n for n in needed if columns.count(n) == 0], [n for n in needed if columns.count(n) > 1])
     refuse({
@@ -154,10 +154,7 @@ class Images:
             {path for path in self.contents.images if path.parent not in folders or suffix_of(path) in VOLUMES}
             | {*folders}
         )
-        self._known: dict[str, list[Path]] = {}
-        for path in self.paths:
-            for name in _spellings(path.name):
-                self._known.setdefault(name, []).append(path)
+        self._known = group_by_key((name, path) for path in self.paths for name in _spellings(path.name))
 
     def find(self, name: str) -> Path | None:
         """Return the path of the image that a table names by this path or name, or None if there is no such image.

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from fairflare.base.checks import first_of, group_by_key, nearest
+from fairflare.base.checks import first_of, group_by_key, nearest, refuse
 from fairflare.base.site_data import UNLABELLED
 from fairflare.data.datalist import DataError, suffix_of
 from fairflare.data.dicom_files import DICOM, files_of_series, is_companion
@@ -180,8 +180,9 @@ def _read_dataset_json(file: Path) -> tuple[dict[int, str], list[str]]:
     except FileNotFoundError:
         return {}, []
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        problem = f"its labels and channels cannot be read ({error})"
-        raise DataError(f"'{file}': {problem}; correct the file, or move it away") from error
+        raise DataError(
+            f"'{file}': its labels and channels cannot be read ({error}); correct the file, or move it away"
+        ) from error
 
 
 def pairs(images: Path, masks: Path, pictures: bool = False, channels: Sequence[str] = ()) -> Tree:
@@ -210,8 +211,10 @@ def pairs(images: Path, masks: Path, pictures: bool = False, channels: Sequence[
     partners = unique(((key_of(name), path) for name, path in marked), why)
     declared = [] if pictures else _read_dataset_json((images if together else images.parent) / DATASET)[1]
     if channels and len(channels) < len(declared):
-        problem = f"'{DATASET}' declares {len(declared)} images a case ({', '.join(declared)})"
-        raise DataError(f"'{images}': {problem}, --channels names {len(channels)}; name all, none is left out")
+        raise DataError(
+            f"'{images}': '{DATASET}' declares {len(declared)} images a case ({', '.join(declared)}), --channels names "
+            f"{len(channels)}; name all, none is left out"
+        )
     names = list(channels) or declared
     by_name = key_cases(((key_of(name), path) for name, path in shown), names, partners, why, pictures)
     for key, number in [] if pictures else [one for one in by_name if one[0] not in partners]:
@@ -242,15 +245,13 @@ def _match_masks(
     Raises:
         DataError: there are no files, or cases have more images than names.
     """
-    if not images and not masks:
-        raise DataError("; ".join([f"'{folder}': no image that is read was found", *notes]))
     most = 1 + max((number for _, number in images), default=0)
-    if most > max(len(names), 1):
-        raise DataError(
-            f"'{folder}': the cases have {most} images, named _0000 to _{most - 1:04}, and {len(names)} names of "
-            f"channels ({', '.join(names)}); name all in this order (--channels T2w ADC), or in 'channel_names' of "
-            f"'{DATASET}'"
-        )
+    refuse({
+        "; ".join([f"'{folder}': no image that is read was found", *notes]): not images and not masks,
+        f"'{folder}': the cases have {most} images, named _0000 to _{most - 1:04}, and {len(names)} names of channels "
+        f"({', '.join(names)}); name all in this order (--channels T2w ADC), or in 'channel_names' of '{DATASET}'":
+            most > max(len(names), 1),
+    }, DataError)  # fmt: skip
     tree, whole = Tree([], notes=notes), {*range(len(names))}
     for key, pairs_of in sorted(group_by_key((key, (number, path)) for (key, number), path in images.items()).items()):
         by_channel = dict(sorted(pairs_of))
@@ -424,9 +425,11 @@ def _rows(
     if strange := [name for name in columns if name not in (*known, *OPTIONAL)]:
         raise ValueError(f"columns must be some of {', '.join((*known, *OPTIONAL))}, got {', '.join(strange)}")
     called = {name: columns.get(name, name) for name in (*known, *OPTIONAL)}
-    more = [column for column, _ in columns_of(attributes).values()]
-    needed = dict.fromkeys([*(called[name] for name in (*known, *columns)), *more])
-    return read_table(file, list(needed), remedy, notes), called
+    needed = [
+        *(called[name] for name in (*known, *columns)),
+        *(column for column, _ in columns_of(attributes).values()),
+    ]
+    return read_table(file, list(dict.fromkeys(needed)), remedy, notes), called
 
 
 def _read_row(row: Row, called: Mapping[str, str]) -> dict[str, Any]:
@@ -533,22 +536,21 @@ def _once(
         DataError: two rows of one image contradict each other.
     """
     columns = [column for column, _ in columns_of(attributes).values()]
-    first: dict[Path, tuple[Row, dict[str, Any]]] = {}
-    kept_items: list[Item] = []
-    again: list[Item] = []
+    first: dict[Path, tuple[Item, dict[str, Any]]] = {}
     for case, label in zip(cases, normalise_labels([str(case.mask) for case in cases]), strict=True):
-        fields = {of: label, "site": case.site, "patient": case.patient or "", "split": "".join(case.splits)}
-        fields |= {column: case.row[column] for column in columns}
-        before, known = first.setdefault(case.image, (case.row, fields))
+        fields = {
+            of: label, "site": case.site, "patient": case.patient or "", "split": "".join(case.splits),
+            **{column: case.row[column] for column in columns},
+        }  # fmt: skip
+        before, known = first.setdefault(case.image, (case, fields))
         if (key := next((key for key in fields if fields[key] != known[key]), None)) is not None:
             raise DataError(
-                f"'{file}', lines {before.line} and {case.row.line}: both name '{case.image}', with the {key} "
+                f"'{file}', lines {before.row.line} and {case.row.line}: both name '{case.image}', with the {key} "
                 f"'{known[key]}' and '{fields[key]}'; take one out"
             )
-        (kept_items if before is case.row else again).append(case)
-    if again:
-        notes.append(f"'{file}': {len(again)} rows repeat an earlier one, such as line {again[0].row.line}")
-    return kept_items
+    if again := [case.row.line for case in cases if first[case.image][0] is not case]:
+        notes.append(f"'{file}': {len(again)} rows repeat an earlier one, such as line {again[0]}")
+    return [case for case, _ in first.values()]
 
 
 def read_site(

@@ -79,7 +79,6 @@ class Dealing:
         if self.folds:
             number("folds", self.folds, low=2, whole=True)
         no_test = next((n for n in ("common_test", "global_test") if getattr(self, n) and not self.fractions[2]), None)
-        unpaired = (self.corrupt is None) != (self.corrupt_sites == 0)
         refuse({
             "folds and common_test exclude each other: a fold is the test of its site; see global_test":
                 self.folds > 0 and self.common_test,
@@ -91,7 +90,8 @@ class Dealing:
                 self.partition == "site" and self.sites is not None,
             "partition 'two-pool' needs corrupt_sites: how many sites the second pool is for":
                 self.partition == "two-pool" and not self.corrupt_sites,
-            "corrupt and corrupt_sites belong together": unpaired and self.partition != "two-pool",
+            "corrupt and corrupt_sites belong together":
+                (self.corrupt is None) != (self.corrupt_sites == 0) and self.partition != "two-pool",
         })  # fmt: skip
         _ = self.corruption  # checks its kind and severity
 
@@ -280,12 +280,11 @@ def take_options(options: dict[str, Any], usual: Dealing) -> Dealing:
     """
     given = {name: options.pop(name) for name in field_names(Dealing)}
     corrupt = None if given["corrupt"] == NO_CORRUPTION else given["corrupt"]
-    corrupts = corrupt is not None or given["partition"] == "two-pool"
     usually: dict[str, Any] = {
         "sites": None if given["partition"] == "site" else usual.sites,
         "common_test": usual.common_test and not given["global_test"],
         "global_test": usual.global_test and not given["common_test"],
-        "corrupt_sites": usual.corrupt_sites if corrupts else 0,
+        "corrupt_sites": usual.corrupt_sites if corrupt is not None or given["partition"] == "two-pool" else 0,
     }
     rule = {name: usually[name] if value is None and name in usually else value for name, value in given.items()}
     return Dealing(**{**rule, "corrupt": corrupt, "fractions": tuple(given["fractions"])})

@@ -75,14 +75,14 @@ def key_cases(
     """
     several = len(names) > 1
     endings = re.compile(rf"(.+?)[-_. /]({'|'.join(map(re.escape, names))})")
-    keyed: list[tuple[tuple[str, int], Path]] = []
-    for name, path in files:
+
+    def key(name: str) -> tuple[str, int]:
         numbered, called = CHANNEL.fullmatch(name), endings.fullmatch(name) if several else None
-        key = (called[1], [*names].index(called[2])) if called else (name, -1)
         if numbered and not pictures and name not in partners and (several or numbered[1] in partners):
-            key = numbered[1], int(numbered[2])
-        keyed.append((key, path))
-    return unique(keyed, why)
+            return numbered[1], int(numbered[2])
+        return (called[1], [*names].index(called[2])) if called else (name, -1)
+
+    return unique(((key(name), path) for name, path in files), why)
 
 
 def site_names(sites: Iterable[str], numbered: bool) -> Mapping[str, str]:

@@ -50,12 +50,11 @@ def private_opener(path: str, flags: int) -> int:
 
 
 def _keep_private(path: Path, mode: int) -> None:
-    if path.stat().st_mode & 0o777 == mode:
-        return
-    try:
-        path.chmod(mode)
-    except PermissionError as error:
-        log.warning("%s cannot be made private (%s): others on this machine may read it", path, error.strerror)
+    if path.stat().st_mode & 0o777 != mode:
+        try:
+            path.chmod(mode)
+        except PermissionError as error:
+            log.warning("%s cannot be made private (%s): others on this machine may read it", path, error.strerror)
 
 
 def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = True, shared: bool = False) -> None:

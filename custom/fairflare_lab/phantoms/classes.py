@@ -63,12 +63,11 @@ def class_site(plan: PhantomPlan, index: int) -> PhantomSite:
         ((50, 48, 48, 3), (64, 48, 48, 3))
     """
     number("site", index, low=0, high=plan.num_sites - 1, whole=True)
-    pool, common, training_validation = _pool(plan), _test(plan), _own_split(plan, index)
+    pool, common, (training, validation) = _pool(plan), _test(plan), _own_split(plan, index)
     camera, corrupted = camera_of(index, plan.camera_shift), plan.is_corrupted(index)
     batches_of_site = {
-        split: pool.only(part) for split, part in zip(("training", "validation"), training_validation, strict=True)
-    }
-    batches_of_site["test"] = _own_test(plan, index)
+        "training": pool.only(training), "validation": pool.only(validation), "test": _own_test(plan, index)
+    }  # fmt: skip
     images = {split: partial(_draw_batch, plan, batch, corrupted, camera) for split, batch in batches_of_site.items()}
     batches = batches_of_site | {split: common for split in plan.splits if split not in batches_of_site}
     for number_of, attribute in enumerate(plan.kind.attributes if plan.attributes else ()):
@@ -80,8 +79,9 @@ def class_site(plan: PhantomPlan, index: int) -> PhantomSite:
     if plan.has_label_noise(index):
         labels["training"] = _freeze(_mislabel(plan, index, labels["training"]))
     attributes = {split: batches[split].attributes for split in plan.splits}
-    drawn = _Drawn({split: images[split] for split in plan.splits})
-    return PhantomSite(drawn, MappingProxyType(labels), MappingProxyType(attributes))
+    return PhantomSite(
+        _Drawn({split: images[split] for split in plan.splits}), MappingProxyType(labels), MappingProxyType(attributes)
+    )
 
 
 @dataclass(frozen=True)
@@ -172,11 +172,12 @@ def _test(plan: PhantomPlan) -> _Batch:
 
 @lru_cache(maxsize=8)
 def _partition(plan: PhantomPlan) -> list[npt.NDArray[np.int64]]:
-    sized = {"min_size": plan.min_site}
     way: Any = {
         "iid": iid_partition,
-        "dirichlet": partial(dirichlet_partition, alpha=plan.alpha, **sized),
-        "two_pool": partial(two_pool_partition, num_corrupted=plan.corrupted_sites, alpha=plan.alpha, **sized),
+        "dirichlet": partial(dirichlet_partition, alpha=plan.alpha, min_size=plan.min_site),
+        "two_pool": partial(
+            two_pool_partition, num_corrupted=plan.corrupted_sites, alpha=plan.alpha, min_size=plan.min_site
+        ),
         "shards": partial(shard_partition, eta=plan.eta, mode=plan.shard_mode),
     }[plan.partition]
     parts: list[npt.NDArray[np.int64]] = way(_pool(plan).dealt, plan.num_sites, seed=plan.seed)
@@ -244,16 +245,15 @@ def _draw_batch(plan: PhantomPlan, batch: _Batch, corrupted: bool, camera: Camer
     """Draw the images of a batch as a camera takes them, (n, size, size, 3), and corrupt them after that."""
     size, kind = plan.image_size, plan.kind
     images = np.empty((len(batch.places), size, size, 3), np.uint8)
-    ids = [f"{batch.purpose}/{place}" for place in batch.places]
-    for row, (name, shown, attribute) in enumerate(zip(ids, batch.shown, batch.attributes, strict=True)):
+    for row, (place, shown, attribute) in enumerate(zip(batch.places, batch.shown, batch.attributes, strict=True)):
         check_stop()
+        name = f"{batch.purpose}/{place}"
         rng = np.random.default_rng(image_seed(f"{plan.phantom}/{name}", plan.seed))
-        images[row] = kind.draw(int(shown), rng, size, kind.attributes[attribute] if kind.attributes else None)
-    images = camera.take(images)
-    for row, name in enumerate(ids if corrupted else ()):
-        check_stop()
-        seed = image_seed(f"{plan.corruption}/{name}", plan.seed)
-        images[row] = corrupt(images[row], plan.corruption, plan.severity, seed)
+        drawn = kind.draw(int(shown), rng, size, kind.attributes[attribute] if kind.attributes else None)
+        images[row] = camera.take(drawn[None])[0]
+        if corrupted:
+            seed = image_seed(f"{plan.corruption}/{name}", plan.seed)
+            images[row] = corrupt(images[row], plan.corruption, plan.severity, seed)
     return _freeze(images)
 
 

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.base.checks import choice, first_of, whole
+from fairflare.base.checks import choice, group_by_key, refuse, whole
 from fairflare.data.datalist import DataError
 from fairflare.data.preparers.contents import strip_ending
 from fairflare.data.preparers.dealing import Dealing
@@ -232,17 +232,17 @@ def _numbers(rows: Sequence[Row], column: str, names: Sequence[str]) -> list[int
         known = {name: number for number, name in enumerate(names)}
     for row in rows:
         if row[column] not in known:
-            wanted = f"{column} 0 to {len(names) - 1} (or in all rows a name: {listing(names)})"
-            raise DataError(f"{row.where}: expected {wanted}, got '{row[column]}'")
+            raise DataError(
+                f"{row.where}: expected {column} 0 to {len(names) - 1} (or in all rows a name: {listing(names)}), got "
+                f"'{row[column]}'"
+            )
     return [known[row[column]] for row in rows]
 
 
 def _group_by_split(items: Sequence[Item]) -> list[Item]:
     """Make each image a group of its own if its person (lesion) has images in two parts of the published split."""
-    sides: dict[tuple[str, str], set[tuple[str, ...]]] = {}
-    for item in items:
-        sides.setdefault((item.site, item.group), set()).add(item.splits)
-    torn = {key for key, splits in sides.items() if len(splits) > 1}
+    sides = group_by_key(((item.site, item.group), item.splits) for item in items)
+    torn = {key for key, splits in sides.items() if len({*splits}) > 1}
     if torn:
         log.warning("the published split has images of %d lesions in training and in test", len(torn))
     return [replace(item, group=item.name, patient=None) if (item.site, item.group) in torn else item for item in items]
@@ -269,8 +269,7 @@ def class_folders(
             f"{listing(set(classes) - names)}; not known: {listing(names - set(classes))}"
         )
     paths.sort(key=lambda path: (path.parent.name, path.name))
-    labels = [classes.index(path.parent.name) for path in paths]
-    return [Item(file_name(p.stem), p.stem, p, label) for p, label in zip(paths, labels, strict=True)]
+    return [Item(file_name(path.stem), path.stem, path, classes.index(path.parent.name)) for path in paths]
 
 
 def site_folders(source: Path, sites: Mapping[str, Sequence[str]], remedy: str = "") -> dict[str, Path]:
@@ -382,13 +381,12 @@ def tiles(
     strange = sorted(set(np.unique(masks).tolist()) - set(values))
     height, width = (*masks.shape, 0, 0, 0)[1:3]
     side = (height, width) if crop is None else (whole("crop", crop, low=1),) * 2
-    if problem := first_of({
+    refuse({
         f"expected images (n, height, width, 3) uint8 and masks (n, height, width), got images {images.shape} and "
         f"masks {masks.shape}": images.ndim != 4 or images.shape[:3] != masks.shape,
         f"masks have the values {strange}; expected {list(values)}": bool(strange),
         f"images have {height}x{width} pixels; crop must be no larger, got {crop}": min(height, width) < min(side),
-    }):  # fmt: skip
-        raise DataError(f"{where}: {problem}")
+    }, lambda problem: DataError(f"{where}: {problem}"))  # fmt: skip
     top, left = (height - side[0]) // 2, (width - side[1]) // 2
     middle = np.s_[top : top + side[0], left : left + side[1]]
     for image, mask, name in zip(images, masks, map(str, arrays["ids"]), strict=True):

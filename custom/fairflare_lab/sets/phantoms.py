@@ -64,15 +64,13 @@ def prepare_phantom(
     scale: dict[str, Any] = {} if image_size is None else {"image_size": image_size}
     whole_plan = replace(plan or PhantomPlan(phantom=name), phantom=name, num_sites=number, seed=seed, **scale)
     kind = whole_plan.kind
-    groups = {group: list(members) for group, members in kind.groups.items()}
     bad = whole_plan.corrupted_sites
     quality = f"{whole_plan.corruption}:{whole_plan.severity}" if bad else None
     noise = {f"site-{i + 1}": whole_plan.label_noise for i in range(number) if whole_plan.has_label_noise(i)}
     tones = {kind.called: {"kind": "category", "values": list(kind.attributes)}} if whole_plan.attributes else {}
     form = Form(
-        class_names=kind.class_names, class_groups=groups, label_noise=noise, synthetic=True,
-        dealing=Dealing(corrupt=quality, corrupt_sites=bad),
-        attributes=tones,
+        class_names=kind.class_names, class_groups={group: list(members) for group, members in kind.groups.items()},
+        label_noise=noise, synthetic=True, dealing=Dealing(corrupt=quality, corrupt_sites=bad), attributes=tones,
     )  # fmt: skip
     return write_sites(
         {f"site-{i + 1}": _classes(whole_plan, i) for i in range(number)}, out_dir, None, form, **writing

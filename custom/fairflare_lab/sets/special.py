@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.base.checks import choice, first_of, number, whole
+from fairflare.base.checks import choice, number, refuse, whole
 from fairflare.base.own_errors import reading_as
 from fairflare.data.corruptions import image_seed
 from fairflare.data.datalist import PICTURES, DataError, Sample
@@ -121,13 +121,12 @@ def _volumes(site: str, case: Item) -> tuple[npt.NDArray[np.float32], npt.NDArra
             inside = np.asarray(nibabel.load(case.mask).dataobj) > 0
     except ValueError as error:
         raise DataError(f"{where} or its segmentation cannot be read: {error}; fetch the file again") from error
-    if problem := first_of({
+    refuse({
         f"{where} has the shape {volume.shape} and its segmentation {inside.shape}; both must be the same "
         "three-dimensional volume": volume.ndim != 3 or volume.shape != inside.shape,
         f"{where} has values that are NaN or infinite; repair the file": not np.isfinite(volume).all(),
         f"site '{site}': '{case.mask}' has no prostate in it; repair or remove the case": not inside.any(),
-    }):  # fmt: skip
-        raise DataError(problem)
+    }, DataError)  # fmt: skip
     return volume, inside, (zooms[1], zooms[0], zooms[2])
 
 

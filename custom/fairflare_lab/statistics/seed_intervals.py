@@ -136,9 +136,8 @@ def estimate(
     total = of_seeds + of_patients
     with np.errstate(divide="ignore", invalid="ignore"):
         share = np.where(of_patients > 0, of_seeds / total, 1.0)
-    df = np.broadcast_to(np.asarray(patients_df, float), of_seeds.shape)
     seeds_df = max(count - 1, 1)
-    df = np.where(share < 1, df, float(seeds_df))
+    df = np.where(share < 1, np.broadcast_to(np.asarray(patients_df, float), of_seeds.shape), float(seeds_df))
     return Estimate(array.mean(-1), np.sqrt(total), share, seeds_df, df, np.asarray(skew, float) * (1 - share) ** 1.5)
 
 

@@ -57,8 +57,8 @@ def prepare_phantom(
         size = (edge, edge, slices)
         drawn = {site: anatomy.patients(site, size=size, seed=seed, cases=cases, **(drawing or {})) for site in names}
         with TemporaryDirectory(prefix="fairflare-volumes-") as folder:
-            by_site = {site: _slices(patients) for site, patients in drawn.items()}
-            items = by_site if name == PROSTATE else dict(_volumes(drawn, Path(folder)))
+            place = None if name == PROSTATE else Path(folder)
+            items = {site: _of_patients(site, patients, place) for site, patients in drawn.items()}
             return write_sites(items, out_dir, None, Form(synthetic=True), **writing)
     number = whole("sites", sites)
     scale: dict[str, Any] = {} if image_size is None else {"image_size": image_size}
@@ -77,23 +77,19 @@ def prepare_phantom(
     )
 
 
-def _volumes(drawn: Mapping[str, Mapping[str, list[Patient]]], folder: Path) -> Iterator[tuple[str, list[Item]]]:
-    """Write each patient as files, which are then copied into the data set, since arrays would become PNG."""
-    for site, splits in drawn.items():
-        items = []
-        for split, patients in splits.items():
-            for i, patient in enumerate(patients):
-                name = f"{split}-{i:03d}"
-                image, label = (Path(folder, site, kind, f"{name}.nii") for kind in ("images", "labels"))
-                patient.write(image, label)
-                items.append(Item(name, name, image, label, name, splits=(split,), spacing=patient.voxel))
-        yield site, items
+def _of_patients(site: str, splits: Mapping[str, list[Patient]], folder: Path | None) -> Iterator[Item]:
+    """Yield each patient's slices or, with a folder, the volume.
 
-
-def _slices(splits: Mapping[str, list[Patient]]) -> Iterator[Item]:
+    Volumes are written as files into the folder, and copied from there, since arrays would become PNG.
+    """
     for split, patients in splits.items():
         for i, patient in enumerate(patients):
             name = f"{split}-{i:03d}"
+            if folder is not None:
+                files = [Path(folder, site, kind, f"{name}.nii") for kind in ("images", "labels")]
+                patient.write(*files)
+                yield Item(name, name, *files, name, splits=(split,), spacing=patient.voxel)
+                continue
             for k, (image, mask) in enumerate(zip(patient.image[0].T, patient.label.T, strict=True)):
                 yield Item(f"{name}_{k}", name, image, mask, name, splits=(split,), volume=name)
 

@@ -31,9 +31,8 @@ def bundle_files(folder: Path) -> list[str]:
         raise BundleError(f"MONAI bundle {folder} is no folder; give the one that holds the bundle's configs/")
     names = {path: path.relative_to(folder).as_posix() for path in folder.rglob("*")}
     carried = {path: name for path, name in names.items() if not LEFT_OUT.search(f"/{name}/")}
-    for path, name in carried.items():
-        if path.is_symlink() and path.is_dir():
-            raise BundleError(f"MONAI bundle {folder}: {name} is a link to a folder; put the folder itself there")
+    if links := [name for path, name in carried.items() if path.is_symlink() and path.is_dir()]:
+        raise BundleError(f"MONAI bundle {folder}: {links[0]} is a link to a folder; put the folder itself there")
     return sorted(name for path, name in carried.items() if not path.is_dir())
 
 

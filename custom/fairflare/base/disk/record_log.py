@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from fairflare.base.checks import refuse
 from fairflare.base.disk.files import append, write_whole
 
 _CHUNK = 1 << 20
@@ -56,8 +57,7 @@ class RecordLog:
             return
         for data in _pieces(other.path, self.size, other.size):
             self._add(data)
-        if self.size < other.size:
-            raise DamagedLog(f"{other.path} ends before its {other.size} bytes")
+        refuse({f"{other.path} ends before its {other.size} bytes": self.size < other.size}, DamagedLog)
 
     def open_at(self, size: int) -> None:
         """Use the first ``size`` bytes of the file as the log; later bytes are overwritten by the next append.
@@ -69,8 +69,7 @@ class RecordLog:
         for data in _pieces(self.path, 0, size) if size else ():
             digest.update(data)
             left -= len(data)
-        if left:
-            raise DamagedLog(f"{self.path} ends {left} bytes early")
+        refuse({f"{self.path} ends {left} bytes early": left}, DamagedLog)
         self.size, self._hash = size, digest
 
     def salvage(self, size: int) -> int:

@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,7 @@ class FolderInUse(RuntimeError):
         super().__init__(f"{folder} is in use by {describe_holder(holder)}")
 
 
+@dataclass(eq=False)
 class FolderLock:
     """Hold a folder from :meth:`take` to :meth:`release`, or to the end of the process, whatever ends it.
 
@@ -83,10 +85,9 @@ class FolderLock:
         note: JSON-like facts about the holder, which others who want the folder are shown.
     """
 
-    def __init__(self, folder: Path, note: Mapping[str, Any]) -> None:
-        self.folder = folder
-        self.note = dict(note)
-        self._held = ExitStack()
+    folder: Path
+    note: Mapping[str, Any]
+    _held: ExitStack = field(default_factory=ExitStack, init=False)
 
     def take(self) -> None:
         """Take the lock on the folder, or raise at once if the lock is held.

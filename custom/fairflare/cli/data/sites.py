@@ -70,15 +70,14 @@ def run_sites(chosen: Chosen, local: Mapping[str, Any], *, some: bool = False) -
     if chosen in ("default", 0):
         return list(blocks)
     names = [f"site-{number}" for number in range(1, chosen + 1)] if isinstance(chosen, int) else list(chosen or ())
-    differences = [
+    if differences := [
         *(
             f"{name!r} is not in the file{nearest(name, (site for site in blocks if site not in names))}"
             for name in names
             if named and name not in blocks
         ),
         *(f"the file's {name!r} is not in --sites" for name in blocks if not (some or name in names)),
-    ]
-    if differences:
+    ]:
         raise ValueError(
             "--sites and --data name different sites: "
             f"{join_parts((text.rstrip(';.?') for text in differences), '; ', 6)}. Leave --sites out to take those of "

@@ -221,8 +221,7 @@ class Anatomy:
                 region = np.maximum(region, regions[part.within]) if part.within else region
                 if has:
                     soft = pixel / 2 / min(radii[:2])
-                    visible = shown[part.label].reshape(-1, 1, 1, 1)
-                    canvas.paint(visible * ramp(region, 1 + soft, 1 - soft), colour)
+                    canvas.paint(shown[part.label].reshape(-1, 1, 1, 1) * ramp(region, 1 + soft, 1 - soft), colour)
                     label[region < 1] = part.label or label[region < 1]
             regions[part.tissue] = region
         return Patient(self._acquire(canvas, scanner, voxel), label, voxel, int(second))
@@ -244,5 +243,4 @@ class Anatomy:
 
 def entropy(purpose: str, site: str) -> list[int]:
     """Return numbers that seed a random generator for a purpose and a site, from a hash of both."""
-    digest = hashlib.sha256(f"{purpose}/{site}".encode()).digest()
-    return np.frombuffer(digest[:16], dtype="<u4").tolist()
+    return np.frombuffer(hashlib.sha256(f"{purpose}/{site}".encode()).digest()[:16], dtype="<u4").tolist()

@@ -78,9 +78,10 @@ def class_site(plan: PhantomPlan, index: int) -> PhantomSite:
     labels = {split: batches[split].labels for split in plan.splits}
     if plan.has_label_noise(index):
         labels["training"] = _freeze(_mislabel(plan, index, labels["training"]))
-    attributes = {split: batches[split].attributes for split in plan.splits}
     return PhantomSite(
-        _Drawn({split: images[split] for split in plan.splits}), MappingProxyType(labels), MappingProxyType(attributes)
+        _Drawn({split: images[split] for split in plan.splits}),
+        MappingProxyType(labels),
+        MappingProxyType({split: batches[split].attributes for split in plan.splits}),
     )
 
 
@@ -165,8 +166,8 @@ def _test(plan: PhantomPlan) -> _Batch:
     """Return the batch of the common test set; within each class, the attributes alternate."""
     counts = class_counts(plan.kind.counts, plan.num_test, plan.min_class_test)
     order = np.random.default_rng(image_seed(COMMON, plan.seed)).permutation(sum(counts))
-    turns = np.concatenate([np.arange(n) for n in counts]) * plan.attributes
-    attributes = turns % max(1, len(plan.kind.attributes))
+    turns = len(plan.kind.attributes) if plan.attributes else 1
+    attributes = np.concatenate([np.arange(n) for n in counts]) % turns
     return _batch(plan, COMMON, np.repeat(np.arange(len(counts)), counts)[order], attributes[order], 0.0)
 
 

@@ -82,8 +82,6 @@ def draw_spot(size: int, rng: np.random.Generator, label: int, tone: str | None)
         dotted = np.maximum(dotted, ramp(there, 1.3, 0.7))
     c.paint(dotted * np.float32(SEEN[tone] * uniform(0.4, 0.9)), (bright,) * 3)
     # Exposure and white balance, then the sensor's noise.
-    balance = np.exp(rng.normal(0, 0.06, 3) + rng.normal(0, 0.12)).astype(np.float32)
-    c.image *= balance[:, None, None]
+    c.image *= np.exp(rng.normal(0, 0.06, 3) + rng.normal(0, 0.12)).astype(np.float32)[:, None, None]
     c.image += np.float32(0.015) * rng.standard_normal(c.image.shape, np.float32)
-    levels = np.round(np.clip(c.image, 0, 1) * 255).astype(np.uint8)
-    return np.ascontiguousarray(levels.transpose(1, 2, 0))
+    return np.ascontiguousarray(np.round(np.clip(c.image, 0, 1) * 255).astype(np.uint8).transpose(1, 2, 0))

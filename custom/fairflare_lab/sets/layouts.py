@@ -74,8 +74,10 @@ def compare_counts(items: Iterable[Item], *, title: str, counts: Mapping[Any, in
     numbers = Counter(map(of, items))
     counted, expected = [numbers[key] for key in counts], list(counts.values())
     if counted != expected:
-        text = "%s: expected %s (sum %d), found %s (sum %d); it goes on with these"
-        log.warning(text, title, expected, sum(expected), counted, numbers.total())
+        log.warning(
+            "%s: expected %s (sum %d), found %s (sum %d); it goes on with these",
+            title, expected, sum(expected), counted, numbers.total(),
+        )  # fmt: skip
 
 
 def check_classes(title: str, counts: Mapping[str, int]) -> Callable[[Iterable[Item]], None]:
@@ -206,8 +208,8 @@ def list_table_images(
     rows = read_table(file, [*called.values(), *(() if "label" in called else classes)], others)
     if "usable" in called:
         rows = [row for row in rows if row[called["usable"]] in ("1", "1.0")]
-    images = Images(find(source, folders, "the folder ") if folders else source)
-    paths = images.all([row[called["image"]] for row in rows], file)
+    folder = find(source, folders, "the folder ") if folders else source
+    paths = Images(folder).all([row[called["image"]] for row in rows], file)
     labels = _numbers(rows, called["label"], classes) if "label" in called else one_hot(rows, classes)
     places = _numbers(rows, called["site"], sites) if sites else [0] * len(rows)
     people = {} if keys is None else keys(source)
@@ -230,12 +232,11 @@ def _numbers(rows: Sequence[Row], column: str, names: Sequence[str]) -> list[int
     known = {f"{number}{point}": number for number in range(len(names)) for point in ("", ".0")}
     if any(row[column] in names for row in rows):
         known = {name: number for number, name in enumerate(names)}
-    for row in rows:
-        if row[column] not in known:
-            raise DataError(
-                f"{row.where}: expected {column} 0 to {len(names) - 1} (or in all rows a name: {listing(names)}), got "
-                f"'{row[column]}'"
-            )
+    if strange := [row for row in rows if row[column] not in known]:
+        raise DataError(
+            f"{strange[0].where}: expected {column} 0 to {len(names) - 1} (or in all rows a name: {listing(names)}), "
+            f"got '{strange[0][column]}'"
+        )
     return [known[row[column]] for row in rows]
 
 

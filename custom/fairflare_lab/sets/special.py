@@ -74,8 +74,10 @@ def prostate(
     if sites is None:
         items = [replace(case, site=site) for site, cases_of_site in cases.items() for case in cases_of_site]
         compare_counts(items, title=f"cases of {', '.join(CASES)}", counts=CASES, of=lambda case: case.site)
-    how = (split_unit == "patient", neighbours, window == "volume", order == "file")
-    return {site: _slices(site, pairs, *how) for site, pairs in cases.items()}
+    return {
+        site: _slices(site, pairs, split_unit == "patient", neighbours, window == "volume", order == "file")
+        for site, pairs in cases.items()
+    }
 
 
 def _slices(
@@ -161,8 +163,7 @@ def split_by_tone(
     chosen = []
     for tone in TONES:
         of_tone = [item for item in items if tone_by_lesion[item.group] == tone]
-        if not of_tone:
-            raise DataError(f"'{source / tones}': no image of the data set is {tone}")
+        refuse({f"'{source / tones}': no image of the data set is {tone}": not of_tone}, DataError)
         groups, labels = group_labels(of_tone)
         parts = iid_partition(labels, sites_per_tone, seed=seed)
         place = {groups[i]: site for site, part in enumerate(parts, 1) for i in part.tolist()}
@@ -191,8 +192,7 @@ def apply_window(path: Path, centre: float, width: float) -> Pixels:
         DataError: the file cannot be read.
     """
     how = Reading(orientation="stored", intensity="window", window=(centre, width))
-    scaled = read_image(Sample(path, 0), site="source", split="none", how=how)
-    return np.round(scaled[:, :, 0] * 255).astype(np.uint8)
+    return np.round(read_image(Sample(path, 0), site="source", split="none", how=how)[:, :, 0] * 255).astype(np.uint8)
 
 
 def rsna(
@@ -254,8 +254,7 @@ def _one_kind(table: Path) -> dict[str, int]:
             raise DataError(f"{row.where}: {row['ID']} is both 0 and 1")
     kinds = {name: [k for k, kind in enumerate(KINDS) if by_name[name].get(kind) == "1"] for name in sorted(by_name)}
     chosen = {name: labels[0] for name, labels in kinds.items() if len(labels) == 1}
-    if not chosen:
-        raise DataError(f"'{table}': no slice has exactly one kind of haemorrhage")
+    refuse({f"'{table}': no slice has exactly one kind of haemorrhage": not chosen}, DataError)
     return chosen
 
 

@@ -62,8 +62,7 @@ class Estimate:
         """Return two-sided p-values: 1 for equal figures, NaN for a difference whose standard error is 0."""
         with np.errstate(divide="ignore", invalid="ignore"):
             t = remove_skew(self.mean / self.error, self.skew)
-        known = np.where(self.error > ROUNDING, self.tails(t), np.nan)
-        return np.where(np.abs(self.mean) <= ROUNDING, 1.0, known)
+        return np.where(np.abs(self.mean) <= ROUNDING, 1.0, np.where(self.error > ROUNDING, self.tails(t), np.nan))
 
     @property
     def ends(self) -> tuple[Array, Array]:

@@ -89,8 +89,7 @@ def command_of(preparer: Preparer) -> Callable[..., None]:
             print("interrupted; nothing is written", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
 
-    of_dealing = [] if preparer.dealing is None else dealing.options(preparer.dealing)
-    given = [*preparer.options, *SHARED, *of_dealing]
+    given = [*preparer.options, *SHARED, *([] if preparer.dealing is None else dealing.options(preparer.dealing))]
     run.__signature__ = Signature(given)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in given}
     return run
@@ -114,8 +113,10 @@ def counting_files() -> Iterator[Callable[[int], None]]:
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.completed} files"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(
+        SpinnerColumn(), TextColumn("{task.completed} files"), TimeElapsedColumn(),
+        console=console, transient=True, disable=not console.is_terminal,
+    ) as bar:  # fmt: skip
         line = bar.add_task("", total=None)
         yield lambda done: bar.update(line, completed=done)
 
@@ -142,8 +143,7 @@ def say(out: Path, by_name: bool = False) -> None:
         properties = (f"{key} {', '.join(facts[key])}" for key in ("spacing", "orientation", "label") if facts[key])
         print(f"{site}: {facts['volumes']} volumes; {'; '.join(properties)}")
     given = (f"{name}={json.dumps(value, separators=(',', ':'))}" for name, value in manifest["task"].items())
-    needs = [f"--task {manifest['kind']}", *(f"--set {shlex.quote(pair)}" for pair in given)]
-    print(f"A run on it needs: {' '.join(needs)}")
+    print("A run on it needs:", f"--task {manifest['kind']}", *(f"--set {shlex.quote(pair)}" for pair in given))
     print(
         f"Next: {'answer the NOTE on labels, then ' if asked else ''}fairflare check-data {out}, then fairflare run "
         f"METHOD --data {out / 'fairflare.json'} (it takes these from manifest.json)"

@@ -102,8 +102,9 @@ class Dealing:
             return None
         kind, _, severity = self.corrupt.partition(":")
         choice("corrupt", kind, CORRUPTIONS)
-        if not severity.isdigit():
-            raise ValueError(f"corrupt must be KIND:SEVERITY such as gaussian_noise:3, got {self.corrupt!r}")
+        refuse(
+            {f"corrupt must be KIND:SEVERITY such as gaussian_noise:3, got {self.corrupt!r}": not severity.isdigit()}
+        )
         return kind, int(number("severity", int(severity), low=1, high=len(SEVERITIES), whole=True))
 
     @property
@@ -124,11 +125,9 @@ def deal(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list[I
         DataError: there are no images, or no classes although the partition needs them.
         ValueError: these images cannot be partitioned in this way.
     """
-    if not items:
-        raise DataError("no images were found; give the folder that holds them")
+    refuse({"no images were found; give the folder that holds them": not items}, DataError)
     dealt = dealing.partition != "site"
-    alike = dealing.global_test and len({item.name.lower() for item in items}) < len(items)
-    if dealt or dealing.common_test or alike:
+    if dealt or dealing.common_test or (dealing.global_test and len({i.name.lower() for i in items}) < len(items)):
         items = [_apart(item) for item in items]
     if dealt and dealing.global_test and dealing.folds:
         folds = draw_folds(items, dealing.folds, "all images", image_seed("folds", seed))
@@ -139,8 +138,7 @@ def deal(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list[I
     if dealing.corrupt_sites > len(sites):
         raise ValueError(f"corrupt_sites={dealing.corrupt_sites}, but there are {len(sites)} sites")
     if dealing.global_test:
-        shares = _shares(held, sites, seed)
-        sites = {name: [*items, *shares[name]] for name, items in sites.items()}
+        sites = {name: [*sites[name], *share] for name, share in _shares(held, sites, seed).items()}
     bad = corrupted_sites(list(sites), dealing)
     tests = {quality: _tests(held, dealing, seed, quality) for quality in (False, True) if dealing.common_test}
     return {
@@ -175,8 +173,7 @@ def _hold_out(items: Sequence[Item], dealing: Dealing, seed: int) -> tuple[list[
     share = dealing.fractions[2]
     _, part = partitions.stratified_split(labels, (1 - share, share), seed=image_seed("common test", seed))
     test = {groups[index] for index in part.tolist()}
-    if not test:
-        raise DataError(f"{len(groups)} patient(s) or image(s) are too few for a common test set")
+    refuse({f"{len(groups)} patient(s) or image(s) are too few for a common test set": not test}, DataError)
     return [item for item in items if item.group in test], [item for item in items if item.group not in test]
 
 

@@ -61,8 +61,7 @@ def groups_by_site(given: Groups, sites: Collection[str]) -> dict[str, str | Non
             parts = re.compile(expression).groups
         except re.error as error:
             raise ValueError(f"group must be a regular expression, got {expression!r}: {error}") from error
-        if parts < 1:
-            raise ValueError(f"group must have a part in brackets that is the patient, got {expression!r}")
+        refuse({f"group must have a part in brackets that is the patient, got {expression!r}": parts < 1})
         by_site[site] = expression
     return {site: by_site.get(site, by_site.get("")) for site in sites}
 
@@ -279,16 +278,14 @@ def classes_of(labels: Sequence[str], given: Sequence[str] | None = None) -> tup
     """
     plain = normalise_labels([*labels, *(given or ())])
     classes, names = plain[: len(labels)], plain[len(labels) :]
-    if len(set(names)) != len(names):
-        raise ValueError(f"classes must be different names or numbers, got {list(given or ())}")
+    refuse({f"classes must be different names or numbers, got {list(given or ())}": len(set(names)) != len(names)})
     if names:
         if strange := [label for label, name in zip(labels, classes, strict=True) if name not in names]:
             raise DataError(f"an image has the label '{strange[0]}'; the classes are {', '.join(given or ())}")
         return list(given or ()), [names.index(label) for label in classes]
     names = sorted(set(classes))
     refuse_two_spellings(names, "classes")
-    if len(names) < 2:
-        raise DataError(f"expected at least two classes, found {listing(names)}")
+    refuse({f"expected at least two classes, found {listing(names)}": len(names) < 2}, DataError)
     if all(WHOLE.fullmatch(name) for name in names):
         numbers = sorted(map(int, names))
         if numbers[0] < 0 or numbers[-1] >= MOST_CLASSES:

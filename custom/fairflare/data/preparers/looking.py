@@ -82,8 +82,7 @@ def looks_of(cases: Sequence[Item], look: Looker) -> list[Look | Misfit | str]:
     def try_case(case: Item) -> Look | Misfit | str:
         sample = _sample(case)
         try:
-            several = (case.more, case.channels) if len(case.channels) > 1 else ()
-            return look(sample.image, sample.mask, *several)
+            return look(sample.image, sample.mask, *((case.more, case.channels) if len(case.channels) > 1 else ()))
         except Misfit as error:
             return error
         except MemoryError as error:
@@ -129,8 +128,7 @@ def look_at_picture(image: Path, mask: Path | None, drawn_on: DrawnOn | None = N
     sample, how = Sample(image, mask), Reading(drawn_on=drawn_on)
     for path, what in ((image, "image"), (mask, "mask")) if mask else ((image, "image"),):
         slices = _open(path, what, "", "none", MAX_IMAGE_BYTES, how, alone=False, decoded=False).facts.slices or 1
-        if slices > 1:
-            raise ValueError(f"it is a volume of {slices} slices, not a picture ({VOLUMES_TAKEN})")
+        refuse({f"it is a volume of {slices} slices, not a picture ({VOLUMES_TAKEN})": slices > 1})
     if mask is None:
         return Look(notes=tuple(notes_on(sample, how)))
     try:

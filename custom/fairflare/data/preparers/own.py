@@ -158,11 +158,14 @@ def write_own(request: PrepareRequest, trees: Mapping[str, Tree], look: Looker, 
     if not names:
         marked = group_by_key((case.site, seen.values) for case, seen in good if case.mask is not None)
         record["marked"] = {site: Counter(chain.from_iterable(values)) for site, values in marked.items()}
-    form = Form(
-        names, stratified=names is not None and not findings, task=task, attributes=declared, notes=notes,
-        mask_labels=meanings,
+    return write_pool(
+        items, request.out_dir, request.dealing, settings,
+        Form(
+            names, stratified=names is not None and not findings, task=task, attributes=declared, notes=notes,
+            mask_labels=meanings,
+        ),
+        **{**request.writing, "record": record},
     )  # fmt: skip
-    return write_pool(items, request.out_dir, request.dealing, settings, form, **{**request.writing, "record": record})
 
 
 def _channels(cases: Sequence[Item]) -> list[str]:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fairflare.base.checks import refuse
 from fairflare.data.datalist import DataError
 from fairflare.data.preparers.contents import contents
 from fairflare.data.preparers.dealing import Dealing
@@ -113,8 +114,7 @@ def prepare_folders(
         DataError: the folders or tables are not as expected.
     """
     request = PrepareRequest.take(FOLDERS, out_dir, options)
-    if not sites:
-        raise ValueError("at least one site is needed")
+    refuse({"at least one site is needed": not sites})
     places = {name: (Path(images), Path(labels)) for name, (images, labels) in sites.items()}
     tables = {name: labels for name, (_, labels) in places.items() if labels.is_file()}
     _check_columns(request.csv or next(iter(tables.values()), None), request)
@@ -137,8 +137,7 @@ def prepare_folders(
 
 def _check_columns(csv: str | Path | None, request: PrepareRequest) -> None:
     """Raise ``ValueError`` if columns are named but no CSV file is given."""
-    if csv is None and (request.columns or request.attributes):
-        raise ValueError("columns are those of a CSV file; give csv, too")
+    refuse({"columns are those of a CSV file; give csv, too": csv is None and (request.columns or request.attributes)})
 
 
 PREPARERS = (

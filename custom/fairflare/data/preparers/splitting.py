@@ -50,8 +50,8 @@ def split_groups(
             "by hand",
             f"site '{site}': too few cases for the splits",
         )
-    digest = hashlib.sha256(site.encode()).digest()
-    rng = np.random.default_rng([seed, *np.frombuffer(digest[:16], dtype="<u4").tolist()])
+    words = np.frombuffer(hashlib.sha256(site.encode()).digest()[:16], dtype="<u4")
+    rng = np.random.default_rng([seed, *words.tolist()])
     shuffled = [names[index] for index in rng.permutation(len(names))]
     share = [len(names) * fraction / sum(fractions) for fraction in fractions]
     validation, test = max(1, round(share[1])), max(parts - 2, round(share[2]))
@@ -92,11 +92,13 @@ def assign(
         tested = {item.group: item.fold for item in items}
         if None in tested.values():
             tested = dict(draw_folds(items, folds, f"site '{site}'", image_seed(f"folds/{site}", seed)))
-        rest = [[item for item in items if tested[item.group] != fold] for fold in range(folds)]
         drawn = [
-            _stratify(items_of_fold, site, image_seed(f"fold {fold}", seed), (*fractions[:2], 0.0))
-            for fold, items_of_fold in enumerate(rest)
-        ]
+            _stratify(
+                [item for item in items if tested[item.group] != fold],
+                site, image_seed(f"fold {fold}", seed), (*fractions[:2], 0.0),
+            )
+            for fold in range(folds)
+        ]  # fmt: skip
         return [[(chosen.get(item.group, "test"),) for item in items] for chosen in drawn]
     shares = (*fractions[:2], 0.0 if "test" in given else fractions[2])
     if "validation" in given:
@@ -138,8 +140,8 @@ def group_labels(items: Sequence[Item]) -> tuple[list[str], list[int]]:
 
 def _stratify(items: Sequence[Item], site: str, seed: int, fractions: Sequence[float]) -> dict[str, str]:
     names, labels = group_labels(items)
-    total = sum(fractions)
-    parts = stratified_split(labels, [f / total for f in fractions], seed=image_seed(f"split/{site}", seed))
+    shares = [fraction / sum(fractions) for fraction in fractions]
+    parts = stratified_split(labels, shares, seed=image_seed(f"split/{site}", seed))
     if any(fraction and not len(part) for fraction, part in zip(fractions, parts, strict=True)):
         return split_groups(names, site=site, seed=seed, fractions=fractions)  # every class has too few groups
     return {names[i]: split for split, part in zip(SPLITS, parts, strict=True) for i in part.tolist()}

@@ -62,8 +62,7 @@ def read_table(
     head_line = next((line for line in text.split("\n") if line.strip()), "")
     delimiter = delimiter or max(",;\t|", key="".join(head_line.split('"')[::2]).count)  # outside quotes
     filled = _read_filled_rows(file, text, delimiter, before)
-    if len(filled) < 2:
-        raise DataError(f"'{file}' has no rows; give a head line and a row for each image")
+    refuse({f"'{file}' has no rows; give a head line and a row for each image": len(filled) < 2}, DataError)
     (head_at, head), *body = filled
     columns = [compose(name) for name in head]
     missing, twice = ([n for n in needed if columns.count(n) == 0], [n for n in needed if columns.count(n) > 1])
@@ -167,7 +166,11 @@ class Images:
         """
         asked = _parts(name)
         for key in _spellings(asked[-1]) if asked else ():
-            near = [path for path in self._known.get(key, []) if self._lies_at(path, asked)]
+            near = [
+                path
+                for path in self._known.get(key, [])
+                if all(a == b for a, b in zip(self._parents(path), asked[-2::-1], strict=False))
+            ]
             exact = [path for path in near if path.name == asked[-1]]
             matches = exact if len(exact) == 1 else near
             if len(matches) > 1:
@@ -176,10 +179,9 @@ class Images:
                 return matches[0]
         return None
 
-    def _lies_at(self, path: Path, asked: Sequence[str]) -> bool:
-        """Return whether the folders of an image and those in a table's entry agree, as far as both name any."""
-        parents = _parts(path.relative_to(self.folder).as_posix())[-2::-1]
-        return all(a == b for a, b in zip(parents, asked[-2::-1], strict=False))
+    def _parents(self, path: Path) -> list[str]:
+        """Return the folders of an image below the searched one, from the innermost outwards."""
+        return _parts(path.relative_to(self.folder).as_posix())[-2::-1]
 
     def all(self, names: Sequence[str], named_by: Path) -> list[Path]:
         """Return the path of the image of each name.

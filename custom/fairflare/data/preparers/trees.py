@@ -278,11 +278,13 @@ def _files_in(folder: Path, pictures: bool, besides: Iterable[Path] = ()) -> tup
             not in a subfolder.
     """
     seen = contents(folder, SUFFIXES if pictures else WANTED, besides)
-    if pictures and seen.series:
-        raise DataError(f"'{seen.series[0]}' is a folder of DICOM files, a volume; {VOLUMES_TAKEN}")
     series = [] if pictures else files_of_series(folder)
-    if any(file_in(path) is None for path in series):  # one SEG holds all slices of its mask
-        raise DataError(f"'{folder}' holds DICOM files itself; put each series into a folder of its own in it")
+    refuse({
+        f"'{next(iter(seen.series), '')}' is a folder of DICOM files, a volume; {VOLUMES_TAKEN}":
+            pictures and seen.series,
+        f"'{folder}' holds DICOM files itself; put each series into a folder of its own in it":
+            any(file_in(path) is None for path in series),  # one SEG holds all slices of its mask
+    }, DataError)  # fmt: skip
     files = [(seen.key(path), path) for path in seen.images if pictures or suffix_of(path) in NIFTI or path in series]
     return sorted([*files, *((seen.key(path), path) for path in seen.series)]), seen.notes()
 
@@ -398,8 +400,7 @@ def add_unlabelled(trees: dict[str, Tree], given: Sequence[str] | None, pictures
             site, place = next(iter(trees)), text
         folder = existing_folder(Path(place))
         paths, notes = _files_in(folder, pictures)
-        if not paths:
-            raise DataError("; ".join([f"'{folder}': no image that is read was found", *notes]))
+        refuse({"; ".join([f"'{folder}': no image that is read was found", *notes]): not paths}, DataError)
         tree = trees.setdefault(site, Tree([]))
         names = next((case.channels for case in tree.cases), ())
         by_name = key_cases(paths, names, (), "have one name apart from the channel; rename one", pictures)
@@ -425,10 +426,7 @@ def _rows(
     if strange := [name for name in columns if name not in (*known, *OPTIONAL)]:
         raise ValueError(f"columns must be some of {', '.join((*known, *OPTIONAL))}, got {', '.join(strange)}")
     called = {name: columns.get(name, name) for name in (*known, *OPTIONAL)}
-    needed = [
-        *(called[name] for name in (*known, *columns)),
-        *(column for column, _ in columns_of(attributes).values()),
-    ]
+    needed = [called[name] for name in (*known, *columns)] + [column for column, _ in columns_of(attributes).values()]
     return read_table(file, list(dict.fromkeys(needed)), remedy, notes), called
 
 
@@ -504,20 +502,20 @@ def list_table(
     for row, path, target, *more in zip(table, paths, labels, *others_of, strict=True):
         text = path.relative_to(source).as_posix()
         name = text if path.is_dir() else strip_ending(text)
-        fields = {**_read_row(row, called), "more": tuple(more), "channels": tuple(channels)}
-        cases.append(Item(name, text, path, target, text=text if pictures else name, **fields))
-    notes = [*images.contents.notes(), *notes]
-    notes += [
-        f"'{file}': {number} of {len(cases)} rows do not say {what}"
-        for what, number in (
-            (
-                "the split, and are for training, as others say the validation",
-                any("validation" in c.splits for c in cases) * sum(not c.splits for c in cases),
-            ),
-            ("the patient, and are of one each, unless --group or a header tells", sum(not c.patient for c in cases)),
-        )
-        if 0 < number < len(cases)
-    ]
+        cases.append(Item(
+            name, text, path, target, text=text if pictures else name, more=tuple(more), channels=tuple(channels),
+            **_read_row(row, called),
+        ))  # fmt: skip
+    silent = {
+        "the split, and are for training, as others say the validation":
+            any("validation" in case.splits for case in cases) * sum(not case.splits for case in cases),
+        "the patient, and are of one each, unless --group or a header tells": sum(not case.patient for case in cases),
+    }  # fmt: skip
+    notes = [
+        *images.contents.notes(), *notes,
+        *(f"'{file}': {number} of {len(cases)} rows do not say {what}"
+          for what, number in silent.items() if 0 < number < len(cases)),
+    ]  # fmt: skip
     taken = {*paths, *chain(*others_of), *(label for label in labels if isinstance(label, Path))}
     if others := [path.name for path in images.paths if path not in taken]:
         notes.append(
@@ -595,8 +593,7 @@ def add_known(
         notes.append(f"{len(lacking)} of {len(cases)} images are not in '{file}': {name_first(lacking)}")
     for tree in trees.values():
         tree.notes += notes
-        rows = [(case, known.get(case.image, case)) for case in tree.cases]
         tree.cases = [
             replace(case, patient=row.patient or case.patient, splits=case.splits or row.splits, row=row.row)
-            for case, row in rows
+            for case, row in ((case, known.get(case.image, case)) for case in tree.cases)
         ]

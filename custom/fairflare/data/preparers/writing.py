@@ -122,8 +122,7 @@ def write_sites(
     Raises:
         DataError: the source files are not as expected, or existing files would be overwritten.
     """
-    if not sites:
-        raise ValueError("at least one site is needed")
+    refuse({"at least one site is needed": not sites})
     form = form or Form()
     seed = whole("seed", writing.get("seed", 0), low=0)
     out = Path(out_dir).expanduser().absolute()
@@ -153,10 +152,9 @@ def write_sites(
             )
         for fold in range(form.dealing.folds + 1):
             file = {"datalist": f"datalist_fold{fold}.json"} if fold else {}
-            settings_by_site = {
+            _write_json(draft.new / (f"fairflare_fold{fold}.json" if fold else SITE_FILE), {"sites": {
                 name: {"data_root": str(target), **more, **(settings or {}), **file} for name, target in targets.items()
-            }
-            _write_json(draft.new / (f"fairflare_fold{fold}.json" if fold else SITE_FILE), {"sites": settings_by_site})
+            }})  # fmt: skip
         _move([
             *((path, draft.old / path.name) for path in existing),
             *((path, out / path.name) for path in sorted(draft.new.iterdir())),
@@ -257,10 +255,11 @@ class _Result:
                 present = {key: value for key, value in extra.items() if value}
                 write_datalist(folder / file, entries[site], name=site, **present)
                 self.notes += load_datalist(folder, file, site=site, class_labels=bool(self.classes)).doubts
-                by_class = self.classes and not self.findings
                 self.counts.setdefault(site, {
                     split: Counter(
-                        self.classes[entry["label"]] if by_class and "label" in entry else "images" for entry in written
+                        self.classes[entry["label"]] if self.classes and not self.findings and "label" in entry
+                        else "images"
+                        for entry in written
                     )
                     for split, written in entries[site].items()
                 })  # fmt: skip
@@ -288,8 +287,8 @@ class _Result:
         groups = self.form.class_groups
         if groups is None:
             groups = frequency_groups([trained[number] for number in range(len(self.classes))])
-        named = {"class_names": self.classes} if self.form.class_names else {}
-        return named | ({"class_groups": groups} if groups else {})
+        known = {"class_names": self.classes if self.form.class_names else [], "class_groups": groups}
+        return {key: value for key, value in known.items() if value}
 
     def write_manifest(self, record: Mapping[str, Any]) -> None:
         """Write each site's checksums, and a manifest of the sites' images with options, versions and notes."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.base.checks import number
+from fairflare.base.checks import number, refuse
 from fairflare.base.stopping import check_stop
 from fairflare.data.corruptions import corrupt, image_seed
 from fairflare.data.partitions import (
@@ -65,21 +65,24 @@ def class_site(plan: PhantomPlan, index: int) -> PhantomSite:
     number("site", index, low=0, high=plan.num_sites - 1, whole=True)
     pool, common, (training, validation) = _pool(plan), _test(plan), _own_split(plan, index)
     camera, corrupted = camera_of(index, plan.camera_shift), plan.is_corrupted(index)
-    batches_of_site = {
-        "training": pool.only(training), "validation": pool.only(validation), "test": _own_test(plan, index)
-    }  # fmt: skip
-    images = {split: partial(_draw_batch, plan, batch, corrupted, camera) for split, batch in batches_of_site.items()}
-    batches = batches_of_site | {split: common for split in plan.splits if split not in batches_of_site}
-    for number_of, attribute in enumerate(plan.kind.attributes if plan.attributes else ()):
-        batches[f"test_{attribute}"] = common.only(common.attributes == number_of)
-    for split in batches.keys() - batches_of_site.keys():
-        noisy = {"test_clean": False, "test_corrupted": True}.get(split, corrupted)
-        images[split] = partial(_common_images, plan, noisy, batches[split])
+    own = {"training": pool.only(training), "validation": pool.only(validation), "test": _own_test(plan, index)}
+    of_attributes = {
+        f"test_{attribute}": common.only(common.attributes == place)
+        for place, attribute in enumerate(plan.kind.attributes if plan.attributes else ())
+    }
+    batches = dict.fromkeys(plan.splits, common) | own | of_attributes
+    noisy = {"test_clean": False, "test_corrupted": True}
+    images = {
+        split: partial(_draw_batch, plan, batches[split], corrupted, camera)
+        if split in own
+        else partial(_common_images, plan, noisy.get(split, corrupted), batches[split])
+        for split in plan.splits
+    }
     labels = {split: batches[split].labels for split in plan.splits}
     if plan.has_label_noise(index):
         labels["training"] = _freeze(_mislabel(plan, index, labels["training"]))
     return PhantomSite(
-        _Drawn({split: images[split] for split in plan.splits}),
+        _Drawn(images),
         MappingProxyType(labels),
         MappingProxyType({split: batches[split].attributes for split in plan.splits}),
     )
@@ -221,8 +224,10 @@ def class_counts(proportions: Sequence[int], total: int, least: int) -> tuple[in
     >>> class_counts([900, 90, 10], 100, 5)
     (86, 9, 5)
     """
-    if total < least * len(proportions):
-        raise ValueError(f"{total} images are too few for {len(proportions)} classes of at least {least}")
+    refuse({
+        f"{total} images are too few for {len(proportions)} classes of at least {least}":
+            total < least * len(proportions),
+    })  # fmt: skip
     raised = np.zeros(len(proportions), bool)
     while True:
         share = np.where(raised, least, apportion(np.where(raised, 0, proportions), total - int(raised.sum()) * least))

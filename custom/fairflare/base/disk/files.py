@@ -125,8 +125,11 @@ def remove_partials(folder: Path, *, mine: bool = False) -> int:
     """
     import psutil
 
-    paths = list(folder.iterdir()) if folder.is_dir() else []
-    writers = {path: int(match["pid"]) for path in paths if (match := _PARTIAL.fullmatch(path.name))}
+    writers = {
+        path: int(match["pid"])
+        for path in (folder.iterdir() if folder.is_dir() else ())
+        if (match := _PARTIAL.fullmatch(path.name))
+    }
     gone = [path for path, pid in writers.items() if mine or not psutil.pid_exists(pid)]
     for path in gone:
         path.unlink(missing_ok=True)

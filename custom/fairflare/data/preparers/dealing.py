@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from inspect import Parameter
@@ -135,8 +135,9 @@ def deal(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list[I
     held_out = dealing.common_test or (dealt and dealing.global_test and not dealing.folds)
     held, rest = _hold_out(items, dealing, seed) if held_out else ([], list(items))
     sites = _deal(rest, dealing, seed) if dealt else group_by_key((item.site or "site-1", item) for item in rest)
-    if dealing.corrupt_sites > len(sites):
-        raise ValueError(f"corrupt_sites={dealing.corrupt_sites}, but there are {len(sites)} sites")
+    refuse({
+        f"corrupt_sites={dealing.corrupt_sites}, but there are {len(sites)} sites": dealing.corrupt_sites > len(sites)
+    })  # fmt: skip
     if dealing.global_test:
         sites = {name: [*sites[name], *share] for name, share in _shares(held, sites, seed).items()}
     bad = corrupted_sites(list(sites), dealing)
@@ -194,21 +195,20 @@ def _shares(held: Sequence[Item], sites: Mapping[str, Sequence[Item]], seed: int
 
 
 def _deal(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list[Item]]:
-    if dealing.partition in BY_CLASS and not all(isinstance(item.mask, int) for item in items):
-        raise DataError(
-            f"partition {dealing.partition!r} needs classes, and these images have masks; use iid, quantity"
-        )
+    refuse({
+        f"partition {dealing.partition!r} needs classes, and these images have masks; use iid, quantity":
+            dealing.partition in BY_CLASS and not all(isinstance(item.mask, int) for item in items),
+    }, DataError)  # fmt: skip
     groups, labels = group_labels(items)
-    sized = {"alpha": dealing.alpha, "min_size": dealing.min_size}
-    ways: Mapping[str, tuple[Callable[..., Sequence[Any]], dict[str, Any]]] = {
-        "iid": (partitions.iid_partition, {}),
-        "dirichlet": (partitions.dirichlet_partition, sized),
-        "two-pool": (partitions.two_pool_partition, {"num_corrupted": dealing.corrupt_sites, **sized}),
-        "shards": (partitions.shard_partition, {"eta": dealing.eta, "mode": dealing.shard_mode}),
-        "quantity": (partitions.quantity_partition, sized),
-    }
-    way, arguments = ways[dealing.partition]
-    parts = way(labels, dealing.sites, seed=seed, **arguments)
+    sized: dict[str, Any] = {"alpha": dealing.alpha, "min_size": dealing.min_size}
+    way: Any = {
+        "iid": partitions.iid_partition,
+        "dirichlet": partial(partitions.dirichlet_partition, **sized),
+        "two-pool": partial(partitions.two_pool_partition, num_corrupted=dealing.corrupt_sites, **sized),
+        "shards": partial(partitions.shard_partition, eta=dealing.eta, mode=dealing.shard_mode),
+        "quantity": partial(partitions.quantity_partition, **sized),
+    }[dealing.partition]
+    parts = way(labels, dealing.sites, seed=seed)
     by_group = group_by_key((item.group, item) for item in items)
     sites = {
         f"site-{number + 1}": [replace(item, site="") for index in part.tolist() for item in by_group[groups[index]]]

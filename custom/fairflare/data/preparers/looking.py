@@ -257,5 +257,7 @@ def refuse_bad(
     if leave_out and len(bad) < number:
         return f"{len(bad)} of {number} {what} are left out:{lines}"
     how = "" if leave_out is None else ", or go on without them (--leave-out)"
-    more = "".join(f"\n  {note}" for note in notes)
-    raise DataError(f"{len(bad)} of {number} {what} cannot be used; repair them or take them out{how}:{lines}{more}")
+    raise DataError(
+        f"{len(bad)} of {number} {what} cannot be used; repair them or take them out{how}:{lines}"
+        + "".join(f"\n  {note}" for note in notes)
+    )

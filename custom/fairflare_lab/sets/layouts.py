@@ -316,13 +316,14 @@ def pair_images(
         tops, labels: ranges of grey values in masks and their labels, as in
             :func:`fairflare.data.preparers.items.relabel_mask`; empty if masks stay unchanged.
     """
-    by_site: dict[str, list[Item]] = {}
-    for (site, folder), (part, splits) in product(site_folders(source, sites).items(), parts.items()):
-        for case in all_pairs(site, folder / part / images, folder / part / masks):
-            mask = partial(relabel_mask, case.mask, tops, labels) if labels else case.mask
-            name = f"{file_name(part)}_{file_name(case.name)}".lstrip("_")
-            by_site.setdefault(site, []).append(replace(case, name=name, mask=mask, splits=splits))
-    return by_site
+    return group_by_key(
+        (site, replace(
+            case, name=f"{file_name(part)}_{file_name(case.name)}".lstrip("_"), splits=splits,
+            mask=partial(relabel_mask, case.mask, tops, labels) if labels else case.mask,
+        ))
+        for (site, folder), (part, splits) in product(site_folders(source, sites).items(), parts.items())
+        for case in all_pairs(site, folder / part / images, folder / part / masks)
+    )  # fmt: skip
 
 
 def arrays(

@@ -53,12 +53,13 @@ def prepare_images(
     """
     request, source = PrepareRequest.take(IMAGES, out_dir, options, dealing), Path(source_dir)
     _check_columns(request.csv, request)
-    if request.csv is None:
-        tree = class_folders(contents(source), request.classes)
-    else:
-        tree = list_table(
+    tree = (
+        class_folders(contents(source), request.classes)
+        if request.csv is None
+        else list_table(
             source, request.csv, request.columns or {}, "label", request.attributes, request.classes, pictures=True
         )
+    )
     return write_own(request, {"": tree}, look_at_picture)
 
 
@@ -85,10 +86,11 @@ def prepare_masks(
     """
     request, source = PrepareRequest.take(MASKS, out_dir, options, dealing), Path(source_dir)
     _check_columns(request.csv, request)
-    if request.csv is None:
-        trees = find_paired_sites(source)
-    else:
-        trees = {"": list_table(source, request.csv, request.columns or {}, "mask", request.attributes, pictures=True)}
+    trees = (
+        find_paired_sites(source)
+        if request.csv is None
+        else {"": list_table(source, request.csv, request.columns or {}, "mask", request.attributes, pictures=True)}
+    )
     return write_own(request, trees, partial(look_at_picture, drawn_on=request.mask_drawn_on))
 
 

@@ -26,10 +26,6 @@ from fairflare.data.preparers.names import compose, existing_folder, file_name, 
 from fairflare.data.preparers.tables import Images, Row, read_table
 
 WANTED = (*NIFTI, *DICOM)
-OF_PAIRS = "images/ and masks/ (or labels/)"
-EXPECTED = (
-    "imagesTr/ and labelsTr/ (Decathlon), sub-*/ (BIDS), images/ and masks/ (or labels/), or volumes beside their masks"
-)
 PARTICIPANTS = "participants.tsv"  # name of the table of people in a BIDS tree
 NOT_TAKEN = (
     "'{0}' says {1} of the people, which is not taken over; for groups of people give --attributes {2}={2}, of a "
@@ -77,7 +73,9 @@ def trees_of(
         DataError: there are no volumes, or a subfolder is not that of a site.
     """
     return _sites_below(
-        source, lambda folder: _tree(folder, suffixes, attributes, channels), WANTED, EXPECTED,
+        source, lambda folder: _tree(folder, suffixes, attributes, channels), WANTED,
+        "imagesTr/ and labelsTr/ (Decathlon), sub-*/ (BIDS), images/ and masks/ (or labels/), or volumes beside their "
+        "masks",
         "the folders (--site) or the files (--csv)",
     )  # fmt: skip
 
@@ -91,8 +89,9 @@ def find_paired_sites(source: Path) -> dict[str, Tree]:
         DataError: there are no pictures with masks, or a subfolder is not that of a site.
     """
     trees = _sites_below(
-        source, lambda folder: _pair_in(folder, pictures=True), SUFFIXES, OF_PAIRS, "the files in a CSV file (--csv)"
-    )
+        source, lambda folder: _pair_in(folder, pictures=True), SUFFIXES, "images/ and masks/ (or labels/)",
+        "the files in a CSV file (--csv)",
+    )  # fmt: skip
     for site, tree in trees.items():
         tree.cases = [replace(case, text=case.name, name=f"{site}_{case.name}".lstrip("_")) for case in tree.cases]
     return trees

@@ -285,10 +285,8 @@ class _Looker:
             data: Any = task.open_listed(site, self.own, replace(self.list, splits={split: (sample,)}))
             image, target = (one[0].numpy() for one in data.read(split, [0]))
             has = data.channels or ()
-            look = replace(
-                look, mask_labels=data.mask_labels,
-                channels=describe_channels([data.task.channels[k] for k in has], image[[*has]]),
-            )  # fmt: skip
+            channels = describe_channels([data.task.channels[k] for k in has], image[[*has]])
+            look = replace(look, mask_labels=data.mask_labels, channels=channels)
             if sample.label is None:
                 return look
             look = replace(

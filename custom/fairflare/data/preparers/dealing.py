@@ -76,10 +76,9 @@ class Dealing:
 
     def __post_init__(self) -> None:
         check_fractions(self.fractions)
-        if self.folds:
-            number("folds", self.folds, low=2, whole=True)
         no_test = next((n for n in ("common_test", "global_test") if getattr(self, n) and not self.fractions[2]), None)
         refuse({
+            f"folds must be an integer >= 2, got {self.folds}": self.folds == 1,
             "folds and common_test exclude each other: a fold is the test of its site; see global_test":
                 self.folds > 0 and self.common_test,
             "common_test and global_test exclude each other: a site's own test is one or the other":

@@ -264,11 +264,10 @@ def class_folders(
     root = source if (source / parts[0]).is_dir() else find(source, [inside], "the folder ")
     paths = [path for part in parts for path in Images(root / part).paths]
     names = {path.parent.name for path in paths}
-    if names != set(classes):
-        raise DataError(
-            f"'{root}': expected images in a folder for each of the {len(classes)} classes; missing: "
-            f"{listing(set(classes) - names)}; not known: {listing(names - set(classes))}"
-        )
+    refuse({
+        f"'{root}': expected images in a folder for each of the {len(classes)} classes; missing: "
+        f"{listing(set(classes) - names)}; not known: {listing(names - set(classes))}": names != set(classes),
+    }, DataError)  # fmt: skip
     paths.sort(key=lambda path: (path.parent.name, path.name))
     return [Item(file_name(path.stem), path.stem, path, classes.index(path.parent.name)) for path in paths]
 
@@ -360,8 +359,10 @@ def _read_arrays(where: str, file: Path, keys: Sequence[str], items: Callable[..
     except (OSError, KeyError, ValueError) as error:
         raise DataError(f"{where} cannot be read: {error}; fetch the file again") from error
     lengths = {key: len(array) for key, array in arrays.items()}
-    if len(set(lengths.values())) != 1 or arrays["images"].dtype != np.uint8:
-        raise DataError(f"{where}: expected uint8 images and as many of each array, got {lengths}")
+    refuse({
+        f"{where}: expected uint8 images and as many of each array, got {lengths}":
+            len(set(lengths.values())) != 1 or arrays["images"].dtype != np.uint8,
+    }, DataError)  # fmt: skip
     yield from items(where, arrays)
 
 

@@ -208,11 +208,10 @@ def attributes_of(
         )
         values = sorted(set(plain.values()))
         refuse_two_spellings([] if edges else values, f"groups (column '{column}')")
-        if not edges and len(values) >= MOST_GROUPS:
-            raise DataError(
-                f"column '{column}' has {len(values)} different values, such as {listing(values[:3])}; of numbers "
-                f"give the edges of groups (--attributes {name}={column}:EDGE,EDGE)"
-            )
+        refuse({
+            f"column '{column}' has {len(values)} different values, such as {listing(values[:3])}; of numbers give the "
+            f"edges of groups (--attributes {name}={column}:EDGE,EDGE)": not edges and len(values) >= MOST_GROUPS,
+        }, DataError)  # fmt: skip
         declared[name] = {"kind": "number", "bins": edges} if edges else {"kind": "category", "values": values}
         for row, attributes_of_row, text in zip(rows, by_row, texts, strict=True):
             if text in plain:
@@ -288,10 +287,10 @@ def classes_of(labels: Sequence[str], given: Sequence[str] | None = None) -> tup
     refuse({f"expected at least two classes, found {listing(names)}": len(names) < 2}, DataError)
     if all(WHOLE.fullmatch(name) for name in names):
         numbers = sorted(map(int, names))
-        if numbers[0] < 0 or numbers[-1] >= MOST_CLASSES:
-            raise DataError(
-                f"the labels are numbers from {numbers[0]} to {numbers[-1]}; those of classes begin at 0 and end below "
-                f"{MOST_CLASSES}: take other rows out, or name them (--classes {' '.join(map(str, numbers[:3]))} ...)"
-            )
+        refuse({
+            f"the labels are numbers from {numbers[0]} to {numbers[-1]}; those of classes begin at 0 and end below "
+            f"{MOST_CLASSES}: take other rows out, or name them (--classes {' '.join(map(str, numbers[:3]))} ...)":
+                numbers[0] < 0 or numbers[-1] >= MOST_CLASSES,
+        }, DataError)  # fmt: skip
         return [str(number) for number in range(numbers[-1] + 1)], [int(label) for label in classes]
     return names, [names.index(label) for label in classes]

@@ -19,8 +19,7 @@ SITE_NAME = re.compile(r"[A-Za-z0-9_-]+")  # pattern of site names that FLARE ac
 
 def existing_folder(folder: Path) -> Path:
     """Return the path of a folder; raise ``DataError`` if the folder does not exist."""
-    if not folder.is_dir():
-        raise DataError(f"'{folder}' is not a folder; give the folder that holds the source files")
+    refuse({f"'{folder}' is not a folder; give the folder that holds the source files": not folder.is_dir()}, DataError)
     return folder
 
 

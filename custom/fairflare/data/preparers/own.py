@@ -193,11 +193,15 @@ def _label(
         DataError: labels or attributes are not as expected.
         ValueError: options contradict each other.
     """
-    if vars(request.dealing) != vars(Dealing()) and any(case.mask is None for case in cases):
-        raise ValueError("--unlabelled needs images as the sites have them; leave the options of dealing out")
+    refuse({
+        "--unlabelled needs images as the sites have them; leave the options of dealing out":
+            vars(request.dealing) != vars(Dealing()) and any(case.mask is None for case in cases),
+    })  # fmt: skip
     names, labels = _labels(cases, request, what)
-    if request.attributes and cases and not any(case.row for case in cases):
-        raise ValueError("--attributes are columns of a table (--csv, or participants.tsv of BIDS), and there is none")
+    refuse({
+        "--attributes are columns of a table (--csv, or participants.tsv of BIDS), and there is none":
+            request.attributes and cases and not any(case.row for case in cases),
+    })  # fmt: skip
     declared, people = attributes_of(request.attributes, [case.row for case in cases])
     paired = zip(cases, labels, people, strict=True)
     return names, declared, [replace(case, mask=label, attributes=person) for case, label, person in paired]
@@ -307,11 +311,10 @@ def _is_ct(case: Item, look: Look) -> bool:
     """Return whether all images of a case are CT, by their names or by values as air has; refuse CT beside MR."""
     ct = [air or name.upper() == "CT" for air, name in zip(look.air, case.channels or ("",), strict=True)]
     others = {name for name, is_ct in zip(case.channels, ct, strict=False) if not is_ct and name.upper() not in NUCLEAR}
-    if any(ct) and others:
-        raise DataError(
-            f"'{shorten(case.image)}': of the images {', '.join(case.channels)} some are CT (by name, or by "
-            f"values below {AIR}) and {listing(others)} not; a task takes CT, perhaps with PET, or MR"
-        )
+    refuse({
+        f"'{shorten(case.image)}': of the images {', '.join(case.channels)} some are CT (by name, or by values below "
+        f"{AIR}) and {listing(others)} not; a task takes CT, perhaps with PET, or MR": any(ct) and others,
+    }, DataError)  # fmt: skip
     return all(ct)
 
 

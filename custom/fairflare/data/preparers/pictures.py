@@ -120,8 +120,10 @@ def prepare_folders(
     places = {name: (Path(images), Path(labels)) for name, (images, labels) in sites.items()}
     tables = {name: labels for name, (_, labels) in places.items() if labels.is_file()}
     _check_columns(request.csv or next(iter(tables.values()), None), request)
-    if len(tables) not in (0, len(places)):
-        raise DataError(f"{', '.join(tables)} has a table and the others have folders; prepare them one by one")
+    refuse({
+        f"{', '.join(tables)} has a table and the others have folders; prepare them one by one":
+            len(tables) not in (0, len(places)),
+    }, DataError)  # fmt: skip
     called = dict(request.columns or {})
     of_each, people = called, request.attributes  # names of columns and attributes in the tables of the sites
     if request.csv is not None:

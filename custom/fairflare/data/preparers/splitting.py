@@ -10,7 +10,7 @@ from statistics import multimode
 
 import numpy as np
 
-from fairflare.base.checks import group_by_key, numbers
+from fairflare.base.checks import group_by_key, numbers, refuse
 from fairflare.data.corruptions import image_seed
 from fairflare.data.datalist import SPLITS, DataError
 from fairflare.data.partitions import stratified_folds, stratified_split
@@ -27,8 +27,10 @@ def check_fractions(fractions: Sequence[float]) -> None:
         ValueError: a share is out of range, or the sum is not 1.
     """
     given = tuple(numbers("fraction", dict(zip(SPLITS, fractions, strict=False)), of="split", low=0).values())
-    if len(fractions) != 3 or abs(sum(given) - 1) > 1e-6 or not given[0] or not given[1]:
-        raise ValueError(f"fractions must be three shares of sum 1, the first two above 0, got {list(fractions)}")
+    refuse({
+        f"fractions must be three shares of sum 1, the first two above 0, got {list(fractions)}":
+            len(fractions) != 3 or abs(sum(given) - 1) > 1e-6 or not given[0] or not given[1],
+    })  # fmt: skip
 
 
 def split_groups(
@@ -84,11 +86,10 @@ def assign(
     free = [item for item in items if not item.splits]
     given = {split for item in items for split in item.splits}
     if folds:
-        if given:
-            raise DataError(
-                f"site '{site}': its data say which images are for the test, so "
-                "there are no folds to draw; leave --folds out"
-            )
+        refuse({
+            f"site '{site}': its data say which images are for the test, so there are no folds to draw; leave --folds "
+            "out": given,
+        }, DataError)  # fmt: skip
         tested = {item.group: item.fold for item in items}
         if None in tested.values():
             tested = dict(draw_folds(items, folds, f"site '{site}'", image_seed(f"folds/{site}", seed)))
@@ -122,8 +123,10 @@ def draw_folds(items: Sequence[Item], folds: int, whose: str, seed: int) -> dict
         DataError: there are fewer groups than folds.
     """
     names, labels = group_labels(items)
-    if len(names) < max(folds, 3):
-        raise DataError(f"{whose}: {len(names)} patient(s) or image(s) are too few for {folds} folds; use fewer")
+    refuse({
+        f"{whose}: {len(names)} patient(s) or image(s) are too few for {folds} folds; use fewer":
+            len(names) < max(folds, 3),
+    }, DataError)  # fmt: skip
     if max(Counter(labels).values()) < folds:  # no class has a group for each fold, so classes are ignored
         labels = [0] * len(labels)
     with warnings.catch_warnings():  # scikit-learn warns of classes with fewer samples than folds

@@ -86,8 +86,9 @@ def _text_of(file: Path, notes: list[str] | None) -> str:
     except OSError as error:
         raise DataError(f"'{file}' cannot be read: {error.strerror or error}") from error
     coding = next((name for mark, name in MARKS.items() if content.startswith(mark)), "utf-8")
-    if content.startswith(WORKBOOKS):
-        raise DataError(f"'{file}' is a workbook, not a text; save the sheet as 'CSV UTF-8'")
+    refuse({
+        f"'{file}' is a workbook, not a text; save the sheet as 'CSV UTF-8'": content.startswith(WORKBOOKS)
+    }, DataError)  # fmt: skip
     try:
         text = content.decode(coding)
     except UnicodeDecodeError:
@@ -95,8 +96,9 @@ def _text_of(file: Path, notes: list[str] | None) -> str:
         strange = next((word for word in text.split() if not word.isascii()), "")
         note = f"'{file}' is not UTF-8; it is read as Windows-1252, such as '{strange:.60}'"
         log.warning(note) if notes is None else notes.append(note)
-    if "\0" in text:
-        raise DataError(f"'{file}' is no text in UTF-8, UTF-16 or Windows-1252; save the table as 'CSV UTF-8'")
+    refuse({
+        f"'{file}' is no text in UTF-8, UTF-16 or Windows-1252; save the table as 'CSV UTF-8'": "\0" in text
+    }, DataError)  # fmt: skip
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

@@ -209,11 +209,10 @@ def pairs(images: Path, masks: Path, pictures: bool = False, channels: Sequence[
     why = "have the same name apart from the ending; rename or remove one of them"
     partners = unique(((key_of(name), path) for name, path in marked), why)
     declared = [] if pictures else _read_dataset_json((images if together else images.parent) / DATASET)[1]
-    if channels and len(channels) < len(declared):
-        raise DataError(
-            f"'{images}': '{DATASET}' declares {len(declared)} images a case ({', '.join(declared)}), --channels names "
-            f"{len(channels)}; name all, none is left out"
-        )
+    refuse({
+        f"'{images}': '{DATASET}' declares {len(declared)} images a case ({', '.join(declared)}), --channels names "
+        f"{len(channels)}; name all, none is left out": channels and len(channels) < len(declared),
+    }, DataError)  # fmt: skip
     names = list(channels) or declared
     by_name = key_cases(((key_of(name), path) for name, path in shown), names, partners, why, pictures)
     for key, number in [] if pictures else [one for one in by_name if one[0] not in partners]:

@@ -347,12 +347,11 @@ def _different(site: str, items: Iterable[Item]) -> Iterator[Item]:
 def one_set(site: str, items: Iterable[Item]) -> tuple[str, ...]:
     """Return the names of the channels of a site's images; raise ``DataError`` if the images have different ones."""
     channel_sets = {item.channels for item in items}
-    if len(channel_sets) > 1:
-        raise DataError(
-            f"site '{site}': the images of some cases are "
-            f"{' and of others '.join(', '.join(names) for names in sorted(channel_sets))}; prepare them as sites of "
-            "their own"
-        )
+    refuse({
+        f"site '{site}': the images of some cases are "
+        f"{' and of others '.join(', '.join(names) for names in sorted(channel_sets))}; prepare them as sites of their "
+        "own": len(channel_sets) > 1,
+    }, DataError)  # fmt: skip
     return next(iter(channel_sets), ())
 
 

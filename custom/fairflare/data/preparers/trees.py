@@ -92,9 +92,12 @@ def find_paired_sites(source: Path) -> dict[str, Tree]:
         source, lambda folder: _pair_in(folder, pictures=True), SUFFIXES, "images/ and masks/ (or labels/)",
         "the files in a CSV file (--csv)",
     )  # fmt: skip
-    for site, tree in trees.items():
-        tree.cases = [replace(case, text=case.name, name=f"{site}_{case.name}".lstrip("_")) for case in tree.cases]
-    return trees
+    return {
+        site: replace(tree, cases=[
+            replace(case, text=case.name, name=f"{site}_{case.name}".lstrip("_")) for case in tree.cases
+        ])
+        for site, tree in trees.items()
+    }  # fmt: skip
 
 
 def _sites_below(
@@ -114,8 +117,7 @@ def _sites_below(
     Raises:
         DataError: nothing is found, or a subfolder with images is not that of a site; else a site could be overlooked.
     """
-    whole_tree = read(existing_folder(source))
-    if whole_tree is not None:
+    if (whole_tree := read(existing_folder(source))) is not None:
         return {"": whole_tree}
     below = {
         compose(path.name): path for path in sorted(source.iterdir()) if path.is_dir() and not is_companion(path.name)
@@ -315,8 +317,7 @@ def _bids(folder: Path, suffixes: Sequence[str], attributes: Mapping[str, str] |
         for case in tree.cases
         for patient in [case.name.partition("/")[0]]
     ]
-    lacking = sorted({str(case.patient) for case in tree.cases if not case.row})
-    if people and lacking:
+    if people and (lacking := sorted({str(case.patient) for case in tree.cases if not case.row})):
         notes.append(f"'{folder / PARTICIPANTS}' does not have {len(lacking)} of the people: {name_first(lacking)}")
     tree.notes += notes
     return tree

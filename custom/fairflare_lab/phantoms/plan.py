@@ -66,9 +66,8 @@ class ClassPhantom:
 
     def check_attributes(self) -> None:
         """Raise ValueError if images of this phantom have no attributes."""
-        if not self.attributes:
-            having = [name for name, phantom in PHANTOMS.items() if phantom.attributes]
-            raise ValueError(f"phantom {self.name!r} has no attributes; these have: {', '.join(having)}")
+        having = [name for name, phantom in PHANTOMS.items() if phantom.attributes]
+        refuse({f"phantom {self.name!r} has no attributes; these have: {', '.join(having)}": not self.attributes})
 
 
 #: Groups of classes by the number of images in a training fold (80 %): head > 700, medium 70 to 700, tail < 70.

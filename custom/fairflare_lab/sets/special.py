@@ -165,8 +165,11 @@ def split_by_tone(
         of_tone = [item for item in items if tone_by_lesion[item.group] == tone]
         refuse({f"'{source / tones}': no image of the data set is {tone}": not of_tone}, DataError)
         groups, labels = group_labels(of_tone)
-        parts = iid_partition(labels, sites_per_tone, seed=seed)
-        place = {groups[i]: site for site, part in enumerate(parts, 1) for i in part.tolist()}
+        place = {
+            groups[i]: site
+            for site, part in enumerate(iid_partition(labels, sites_per_tone, seed=seed), 1)
+            for i in part.tolist()
+        }
         chosen += [replace(item, site=f"{tone}-{place[item.group]}", attribute=tone) for item in of_tone]
     return chosen
 

@@ -291,14 +291,12 @@ def _allow_list(entries: list[str]) -> KitFinding:
 
     remedy = "list what fairflare.provision.job_classes() gives in class_allow_list (resources.json)"
     wanted = job_classes()
-    missing = [name for name in wanted if name not in entries]
-    wide = [entry for entry in entries if entry == "*" or (entry.partition(".")[0] == PREFIX and entry not in wanted)]
-    if wide:
+    if wide := [name for name in entries if name == "*" or (name.partition(".")[0] == PREFIX and name not in wanted)]:
         return KitFinding(
             "allow list", "warning",
             f"{wide[0]!r} lets a job call any function of the package with its own arguments; {remedy} instead",
         )  # fmt: skip
-    if missing:
+    if missing := [name for name in wanted if name not in entries]:
         few = f"{', '.join(missing[:8])}{', ...' * (len(missing) > 8)}"
         return KitFinding(
             "allow list", "problem" if missing == wanted else "warning",

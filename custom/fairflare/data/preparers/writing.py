@@ -201,12 +201,12 @@ class _Result:
     def __init__(self, draft: Draft, form: Form, names: Mapping[str, str], items: Mapping[str, Sequence[Item]]) -> None:
         self.draft, self.form, self.names, self.items = draft, form, names, items
         self.counts: dict[str, dict[str, Counter[str]]] = {}  # number of images by site, split and class
-        self.classes: list[str] = []  # class names in the order of their numbers; empty if the labels are masks
         written = [item for items_of_site in items.values() for item in items_of_site]
         numbers = [item.mask for item in written if isinstance(item.mask, int)]
         self.findings = bool(form.task.get("findings"))
-        if self.findings or (numbers and len(numbers) == sum(item.mask is not None for item in written)):
-            self.classes = list(form.class_names or [f"class_{n}" for n in range(max(numbers) + 1)])
+        classed = self.findings or (numbers and len(numbers) == sum(item.mask is not None for item in written))
+        # Class names in the order of their numbers; empty if the labels are masks.
+        self.classes = list(form.class_names or [f"class_{n}" for n in range(max(numbers) + 1)]) if classed else []
         people = [item.patient for item in written if not item.shared]
         self.notes = list(form.notes)
         if form.keys and None in people:

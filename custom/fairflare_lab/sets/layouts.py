@@ -410,8 +410,10 @@ def find(source: Path, names: Sequence[str], what: str = "") -> Path:
     """
     path = next((source / name for name in names if (source / name).exists()), None)
     if path is None:
-        there = listing(path.name + "/" * path.is_dir() for path in existing_folder(source).iterdir())
-        raise DataError(f"'{source}': expected {what}{' or '.join(names)}; found {there}")
+        raise DataError(
+            f"'{source}': expected {what}{' or '.join(names)}; found "
+            f"{listing(path.name + '/' * path.is_dir() for path in existing_folder(source).iterdir())}"
+        )
     return inner if (inner := path / path.name).is_dir() else path
 
 

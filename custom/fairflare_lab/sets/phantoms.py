@@ -54,8 +54,10 @@ def prepare_phantom(
         names = [f"site-{i + 1}" for i in range(whole("sites", sites))] if isinstance(sites, int) else list(sites)
         edge = whole("image_size", image_size or (64 if name == PROSTATE else 32), low=16)
         anatomy, slices = (PELVIS, SLICES) if name == PROSTATE else (ABDOMEN, edge * 3 // 4)
-        size = (edge, edge, slices)
-        drawn = {site: anatomy.patients(site, size=size, seed=seed, cases=cases, **(drawing or {})) for site in names}
+        drawn = {
+            site: anatomy.patients(site, size=(edge, edge, slices), seed=seed, cases=cases, **(drawing or {}))
+            for site in names
+        }
         with TemporaryDirectory(prefix="fairflare-volumes-") as folder:
             place = None if name == PROSTATE else Path(folder)
             items = {site: _of_patients(site, patients, place) for site, patients in drawn.items()}
@@ -66,11 +68,11 @@ def prepare_phantom(
     kind = whole_plan.kind
     bad = whole_plan.corrupted_sites
     quality = f"{whole_plan.corruption}:{whole_plan.severity}" if bad else None
-    noise = {f"site-{i + 1}": whole_plan.label_noise for i in range(number) if whole_plan.has_label_noise(i)}
     tones = {kind.called: {"kind": "category", "values": list(kind.attributes)}} if whole_plan.attributes else {}
     form = Form(
         class_names=kind.class_names, class_groups={group: list(members) for group, members in kind.groups.items()},
-        label_noise=noise, synthetic=True, dealing=Dealing(corrupt=quality, corrupt_sites=bad), attributes=tones,
+        label_noise={f"site-{i + 1}": whole_plan.label_noise for i in range(number) if whole_plan.has_label_noise(i)},
+        synthetic=True, dealing=Dealing(corrupt=quality, corrupt_sites=bad), attributes=tones,
     )  # fmt: skip
     return write_sites(
         {f"site-{i + 1}": _classes(whole_plan, i) for i in range(number)}, out_dir, None, form, **writing

@@ -226,9 +226,9 @@ def describe_reading(
     kinds = " and ".join(dict.fromkeys(KINDS[_is_coloured(image)] for image in images))
     height, width = task["image_size"]
     rounds = f"; {format_count(plan.run.num_rounds, 'round')}" if plan.run.num_rounds else ""
-    hint = ": a trial; --paper has the paper's settings, or give --rounds and --set 'image_size=[HEIGHT, WIDTH]'"
     return (
-        f"{shown} {kinds} images are read as {width}x{height} {KINDS[task['in_channels'] == 3]}{rounds}{hint * trial}"
+        f"{shown} {kinds} images are read as {width}x{height} {KINDS[task['in_channels'] == 3]}{rounds}"
+        + ": a trial; --paper has the paper's settings, or give --rounds and --set 'image_size=[HEIGHT, WIDTH]'" * trial
     )
 
 

@@ -58,8 +58,10 @@ def run_sites(chosen: Chosen, local: Mapping[str, Any], *, some: bool = False) -
     blocks = local.get("sites")
     blocks = {name: block for name, block in blocks.items() if name != SERVER} if isinstance(blocks, Mapping) else {}
     shared = "data_root" in local  # one folder for all sites, whose datalists differ; or this is one site's own file
-    keys = ("data_root", "datalist") if shared else ("data_root",)
-    named = any(isinstance(block, Mapping) and any(key in block for key in keys) for block in blocks.values())
+    named = any(
+        isinstance(block, Mapping) and ("data_root" in block or (shared and "datalist" in block))
+        for block in blocks.values()
+    )
     if not named and all(re.fullmatch(r"site-\d+", name) for name in blocks):  # settings of sites with phantoms
         if shared and (chosen in ("default", 0, None) or (chosen if isinstance(chosen, int) else len(chosen)) > 1):
             raise ValueError(

@@ -241,8 +241,10 @@ def _quality(item: Item, dealing: Dealing, seed: int, bad: bool) -> Item:
         if corruption is None or not bad
         else partial(corrupt_image, item.image, *corruption, image_seed(f"{corruption[0]}/{item.name}", seed), edge)
     )
-    mask = item.mask if isinstance(item.mask, int) else partial(resize_image, item.mask, edge, is_mask=True)
-    return replace(item, image=image, mask=mask)
+    return replace(
+        item, image=image,
+        mask=item.mask if isinstance(item.mask, int) else partial(resize_image, item.mask, edge, is_mask=True),
+    )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------ command line

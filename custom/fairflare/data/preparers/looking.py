@@ -141,8 +141,10 @@ def look_at_picture(image: Path, mask: Path | None, drawn_on: DrawnOn | None = N
     if len(values) > 2 and (odd := odd_pair(image, mask)):
         raise ValueError(odd)
     notes = (*notes_on(sample, how), *(f"mask: {note}" for note in file.notes(True)))
-    drawn = describe_mask(shorten(image), picture.mean(-1), labels)
-    return Look(values, notes, drawn=drawn, names=file.names(), edges=edges_of(labels))
+    return Look(
+        values, notes, drawn=describe_mask(shorten(image), picture.mean(-1), labels), names=file.names(),
+        edges=edges_of(labels),
+    )  # fmt: skip
 
 
 def look_at_volume(

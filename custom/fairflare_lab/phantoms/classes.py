@@ -185,12 +185,12 @@ def _partition(plan: PhantomPlan) -> list[npt.NDArray[np.int64]]:
         "shards": partial(shard_partition, eta=plan.eta, mode=plan.shard_mode),
     }[plan.partition]
     parts: list[npt.NDArray[np.int64]] = way(_pool(plan).dealt, plan.num_sites, seed=plan.seed)
-    for site, part in enumerate(parts):
-        if plan.partition == "shards" and len(part) < plan.min_site:
-            raise ValueError(
-                f"site {site} gets {len(part)} images with eta={plan.eta:g} and shard_mode={plan.shard_mode!r}, "
-                f"fewer than min_site={plan.min_site}; use another seed, more images or a smaller min_site"
-            )
+    refuse({
+        f"site {site} gets {len(part)} images with eta={plan.eta:g} and shard_mode={plan.shard_mode!r}, fewer than "
+        f"min_site={plan.min_site}; use another seed, more images or a smaller min_site":
+            plan.partition == "shards" and len(part) < plan.min_site
+        for site, part in enumerate(parts)
+    })  # fmt: skip
     return parts
 
 

@@ -66,8 +66,10 @@ def prostate(
     """
     choice("split_unit", split_unit, PROSTATE_UNITS)
     choice("window", window, WINDOWS)
-    if choice("order", order, ORDERS) == "file" and split_unit != "patient":
-        raise ValueError("order='file' is of whole cases; it needs split_unit='patient'")
+    refuse({
+        "order='file' is of whole cases; it needs split_unit='patient'":
+            choice("order", order, ORDERS) == "file" and split_unit != "patient",
+    })  # fmt: skip
     wanted = PROSTATE_SITES if sites is None else {s: PROSTATE_SITES[choice("site", s, PROSTATE_SITES)] for s in sites}
     folders = site_folders(source, wanted, ". Name the sites that you have with 'sites' (--sites)")
     cases = {site: all_pairs(site, folder, folder) for site, folder in folders.items()}

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fairflare.base.checks import refuse
 from fairflare.core.statistics.intervals import LEVEL, ROUNDING, reach, remove_skew
 
 POWER = 0.8  # power with which the smallest visible difference is detected
@@ -128,8 +129,7 @@ def estimate(
     """
     array = np.asarray(values, float)
     count = array.shape[-1]
-    if count < 2 and np.isnan(shared).any():
-        raise ValueError(f"an interval needs at least 2 seeds, got {count}")
+    refuse({f"an interval needs at least 2 seeds, got {count}": count < 2 and np.isnan(shared).any()})
     of_seeds = array.var(-1, ddof=1) / count if count > 1 else np.zeros(array.shape[:-1])
     of_patients = np.nan_to_num(np.broadcast_to(np.asarray(shared, float), of_seeds.shape), nan=0.0)
     total = of_seeds + of_patients

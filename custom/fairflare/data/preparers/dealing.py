@@ -185,8 +185,8 @@ def _shares(held: Sequence[Item], sites: Mapping[str, Sequence[Item]], seed: int
     for label in sorted(set(labels)):
         members = [group for group, group_label in zip(groups, labels, strict=True) if group_label == label]
         rng = np.random.default_rng(image_seed(f"own test {label}", seed))
-        weights = [counts[name][label] or 1e-6 for name in sites]
-        owners = [name for name, n in zip(sites, apportion(weights, len(members)), strict=True) for _ in range(n)]
+        numbers = apportion([counts[name][label] or 1e-6 for name in sites], len(members))
+        owners = [name for name, n in zip(sites, numbers, strict=True) for _ in range(n)]
         owner |= {members[i]: name for i, name in zip(rng.permutation(len(members)).tolist(), owners, strict=True)}
     return {
         name: [replace(item, site="", splits=("test",)) for item in held if owner[item.group] == name] for name in sites

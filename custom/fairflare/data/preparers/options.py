@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 Plane = Literal["axial", "coronal", "sagittal"]
 TOGETHER = "\n"  # separator between the words of one value
-Made = Callable[[Any], Any] | None
 
 
 def option(
-    name: str, kind: Any, text: str, default: Any = Parameter.empty, *flags: str, made: Made = None, **more: Any
-) -> Parameter:
+    name: str, kind: Any, text: str, default: Any = Parameter.empty, *flags: str,
+    made: Callable[[Any], Any] | None = None, **more: Any,
+) -> Parameter:  # fmt: skip
     """Return an option as the keyword argument of a function.
 
     Args:

@@ -302,8 +302,10 @@ def choose_patches(good: Iterable[tuple[Item, Look]]) -> dict[str, Any]:
         else max(voxel, min(COARSEST, math.ceil(2 * least * voxel / median[:, 0].min() - 1e-6) / 2))
         for voxel in median[:, 0].tolist()
     ]  # fmt: skip
-    lengths = [voxel * count / new for (voxel, count), new in zip(median.tolist(), spacing, strict=True)]
-    patch = [min(PATCH, max(LEAST, 16 * math.ceil(length / 16))) for length in lengths]
+    patch = [
+        min(PATCH, max(LEAST, 16 * math.ceil(voxel * count / new / 16)))
+        for (voxel, count), new in zip(median.tolist(), spacing, strict=True)
+    ]
     return {**proposed, "spacing": [round(voxel, 4) for voxel in spacing], "patch_size": patch}
 
 

@@ -52,8 +52,7 @@ def split_groups(
             "by hand",
             f"site '{site}': too few cases for the splits",
         )
-    words = np.frombuffer(hashlib.sha256(site.encode()).digest()[:16], dtype="<u4")
-    rng = np.random.default_rng([seed, *words.tolist()])
+    rng = np.random.default_rng([seed, *np.frombuffer(hashlib.sha256(site.encode()).digest()[:16], "<u4").tolist()])
     shuffled = [names[index] for index in rng.permutation(len(names))]
     share = [len(names) * fraction / sum(fractions) for fraction in fractions]
     validation, test = max(1, round(share[1])), max(parts - 2, round(share[2]))

@@ -584,8 +584,9 @@ def add_known(
             raise DataError(f"{row.where}: image '{name}' is at several sites; add a column 'site'")
         missing += [] if places else [name]
         items += [Item(name, name, path, "", **_read_row(row, called)) for path in places]
-    if missing:
-        raise DataError(f"'{file}': {len(missing)} images that it names are at no site: {listing(missing)}")
+    refuse({
+        f"'{file}': {len(missing)} images that it names are at no site: {listing(missing)}": missing
+    }, DataError)  # fmt: skip
     known = {item.image: item for item in _once(items, file, "label", attributes, notes)}
     cases = [case for tree in trees.values() for case in tree.cases]
     if lacking := [case.image.name for case in cases if case.image not in known]:

@@ -311,7 +311,7 @@ class _Result:
                 **({"label_noise": form.label_noise[site]} if site in form.label_noise else {}),
                 **({"classes": classes} if self.classes and not self.findings else {}),
             }  # fmt: skip
-        content = {
+        _write_json(new / MANIFEST, {
             "kind": "classification" if self.classes else "segmentation",
             **record,
             **({"synthetic": True} if form.synthetic else {}),
@@ -326,8 +326,7 @@ class _Result:
                 **{package: version(package) for package in PACKAGES},
             },
             "sites": sites,
-        }  # fmt: skip
-        _write_json(new / MANIFEST, content)
+        })  # fmt: skip
         for note in dict.fromkeys(self.notes):
             log.warning(note)
 

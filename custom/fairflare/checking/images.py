@@ -484,12 +484,11 @@ def _names(opened: Iterable[tuple[SiteSettings, Datalist]], findings: bool) -> I
 
 def _codes(reports: Sequence[SiteReport]) -> Iterator[Problem]:
     """Yield a note on each attribute of people that two sites code by numbers of which each has some of its own."""
-    codes_of = group_by_key(
+    for name, pairs in group_by_key(
         (name, (one.site, {group for one in splits.values() for group, n in one.items() if n and group.isdecimal()}))
         for one in reports
         for name, splits in one.groups.items()
-    )
-    for name, pairs in codes_of.items():
+    ).items():
         if any(first - second and second - first for (_, first), (_, second) in combinations(pairs, 2)):
             text = "; ".join(f"{', '.join(sorted(codes))} at {site}" for site, codes in pairs)
             yield Problem("", f"attribute '{name}' has other numbers at each site ({text}): write words", grave=False)

@@ -133,8 +133,9 @@ def prepare_folders(
         for name, (images, labels) in places.items()
     }
     if request.csv is not None:
-        folders = {name: images for name, (images, _) in places.items()}
-        add_known(trees, folders, request.csv, called, request.attributes)
+        add_known(
+            trees, {name: images for name, (images, _) in places.items()}, request.csv, called, request.attributes
+        )
     add_unlabelled(trees, request.unlabelled, pictures=True)
     return write_own(request, trees, partial(look_at_picture, drawn_on=request.mask_drawn_on))
 

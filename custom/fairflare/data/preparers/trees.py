@@ -399,7 +399,6 @@ def add_unlabelled(trees: dict[str, Tree], given: Sequence[str] | None, pictures
             site, place = next(iter(trees)), text
         folder = existing_folder(Path(place))
         paths, notes = _files_in(folder, pictures)
-        refuse({"; ".join([f"'{folder}': no image that is read was found", *notes]): not paths}, DataError)
         tree = trees.setdefault(site, Tree([]))
         names = next((case.channels for case in tree.cases), ())
         by_name = key_cases(paths, names, (), "have one name apart from the channel; rename one", pictures)

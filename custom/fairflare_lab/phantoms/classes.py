@@ -169,8 +169,7 @@ def _test(plan: PhantomPlan) -> _Batch:
     """Return the batch of the common test set; within each class, the attributes alternate."""
     counts = class_counts(plan.kind.counts, plan.num_test, plan.min_class_test)
     order = np.random.default_rng(image_seed(COMMON, plan.seed)).permutation(sum(counts))
-    turns = len(plan.kind.attributes) if plan.attributes else 1
-    attributes = np.concatenate([np.arange(n) for n in counts]) % turns
+    attributes = np.concatenate([np.arange(n) for n in counts]) % (len(plan.kind.attributes) if plan.attributes else 1)
     return _batch(plan, COMMON, np.repeat(np.arange(len(counts)), counts)[order], attributes[order], 0.0)
 
 

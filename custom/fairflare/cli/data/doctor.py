@@ -180,8 +180,8 @@ def _version(what: str, number: str, fits: bool, wanted: str) -> KitFinding:
 
 def imports() -> Iterator[KitFinding]:
     """Yield a problem for each package that runs import, and that is installed but cannot be imported here."""
-    of_run = ("fairflare.tasks.batches", "fairflare.flare.controller", "fairflare.flare.executor")
-    for name in (*of_run, *IMPORTED):  # the modules of a run import PyTorch, MONAI and FLARE
+    # The modules of a run import PyTorch, MONAI and FLARE.
+    for name in ("fairflare.tasks.batches", "fairflare.flare.controller", "fairflare.flare.executor", *IMPORTED):
         try:
             import_module(name)
         except Exception as error:  # a package may raise any error

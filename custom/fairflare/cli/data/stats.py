@@ -58,8 +58,9 @@ def stats(
 
             one_form(as_json, job=True)
             called = () if data is None else class_names(sites_of(data))
-            packaging = "bundle" if bundle else "preinstalled"
-            recipe = StatsRecipe(sites=names, packaging=packaging, class_names=called, **given)
+            recipe = StatsRecipe(
+                sites=names, packaging="bundle" if bundle else "preinstalled", class_names=called, **given
+            )
             write_job(recipe, job, overwrite, "--job")
             return
         if data is None:

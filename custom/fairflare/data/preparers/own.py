@@ -146,8 +146,11 @@ def write_own(request: PrepareRequest, trees: Mapping[str, Tree], look: Looker, 
     if empty := sum(seen.empty for seen in looks):
         listed = sum(len(seen.slices or ()) for seen in looks)
         notes.append(f"{empty} of {empty + listed} slices have no label and are left out (--keep-empty keeps them)")
-    seed = request.writing.get("seed", 0)
-    items = [_item(case, seen, expressions[case.site], seed) for case, seen in good if seen.slices != ()]
+    items = [
+        _item(case, seen, expressions[case.site], request.writing.get("seed", 0))
+        for case, seen in good
+        if seen.slices != ()
+    ]
     refuse_one_patient(items, request.group)
     record = dict(request.writing.get("record", {}))
     if what == "volume":
@@ -267,8 +270,9 @@ def _labels(cases: Sequence[Item], request: PrepareRequest, what: str) -> tuple[
     """
     classes = request.classes
     if any(isinstance(case.mask, dict) for case in cases):
-        answers = request.uncertain, request.blank
-        return list(classes or ()), [case.mask and labels_of_cells(case, *answers) for case in cases]
+        return list(classes or ()), [
+            case.mask and labels_of_cells(case, request.uncertain, request.blank) for case in cases
+        ]
     texts = [case.mask for case in cases if isinstance(case.mask, str)]
     refuse({
         f"some {what}s have masks and some have classes; prepare them one by one":

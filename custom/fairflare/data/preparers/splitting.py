@@ -142,8 +142,7 @@ def group_labels(items: Sequence[Item]) -> tuple[list[str], list[int]]:
 
 def _stratify(items: Sequence[Item], site: str, seed: int, fractions: Sequence[float]) -> dict[str, str]:
     names, labels = group_labels(items)
-    shares = [fraction / sum(fractions) for fraction in fractions]
-    parts = stratified_split(labels, shares, seed=image_seed(f"split/{site}", seed))
+    parts = stratified_split(labels, [f / sum(fractions) for f in fractions], seed=image_seed(f"split/{site}", seed))
     if any(fraction and not len(part) for fraction, part in zip(fractions, parts, strict=True)):
         return split_groups(names, site=site, seed=seed, fractions=fractions)  # every class has too few groups
     return {names[i]: split for split, part in zip(SPLITS, parts, strict=True) for i in part.tolist()}

@@ -252,8 +252,9 @@ class _Result:
             for site, file in product(entries, [*files, "datalist.json"] if fold == 0 else files):
                 folder = self.draft.new / self.names[site]
                 extra = {**more, "channels": [*channels[site]] if several else None}
-                present = {key: value for key, value in extra.items() if value}
-                write_datalist(folder / file, entries[site], name=site, **present)
+                write_datalist(
+                    folder / file, entries[site], name=site, **{key: value for key, value in extra.items() if value}
+                )
                 self.notes += load_datalist(folder, file, site=site, class_labels=bool(self.classes)).doubts
                 self.counts.setdefault(site, {
                     split: Counter(

@@ -20,7 +20,7 @@ from fairflare.cli.commands import app
 from fairflare.data.datalist import DataError, load_datalist, write_datalist
 from fairflare.data.preparers.__main__ import main
 from fairflare.data.preparers.items import Item
-from fairflare.data.preparers.listed import CellMeanings
+from fairflare.data.preparers.listed import labels_of_cells
 from fairflare.data.preparers.pictures import prepare_images
 from fairflare.federation.collecting.phase import RoundFailed
 from fairflare.federation.plan.plan import make_plan
@@ -105,8 +105,8 @@ def test_an_uncertain_label_becomes_what_was_answered(answer: Any, value: int, m
     relabelled = torch.where(Y < 0, torch.tensor(value), Y)
     assert float(finding_losses(torch.logit(P), relabelled)[0].mean()) == pytest.approx(mean, abs=1e-6)
     item = Item("x", "x", None, {"a": "-1", "b": "", "c": "1.0"})
-    assert CellMeanings(answer, "missing").labels(item) == (-2 - value, -1, 1)
-    assert CellMeanings("ignore", "zero").labels(item) == (-1, 0, 1)
+    assert labels_of_cells(item, answer, "missing") == (-2 - value, -1, 1)
+    assert labels_of_cells(item, "ignore", "zero") == (-1, 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_an_uncertain_label_becomes_what_was_answered(answer: Any, value: int, m
 )  # fmt: skip
 def test_other_cells_are_refused_or_asked_about(cell: str, said: str) -> None:
     with pytest.raises(DataError, match=f"column 'edema' .*{said}"):
-        CellMeanings().labels(Item("x", "x", None, {"effusion": "1", "edema": cell}))
+        labels_of_cells(Item("x", "x", None, {"effusion": "1", "edema": cell}))
 
 
 def test_metrics_are_those_of_scikit_learn_over_the_known_labels() -> None:

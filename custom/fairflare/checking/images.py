@@ -289,8 +289,9 @@ class _Looker:
             look = replace(look, mask_labels=data.mask_labels, channels=channels)
             if sample.label is None:
                 return look
-            notes = notes_on(sample, getattr(data, "reading", PLAIN))
-            look = replace(look, **_look_at_label(sample, image, target), notes=notes)
+            look = replace(
+                look, **_look_at_label(sample, image, target), notes=notes_on(sample, getattr(data, "reading", PLAIN))
+            )
             self._values.add(sample)
         except DataError as error:
             look.errors.append(error)
@@ -304,12 +305,10 @@ class _Looker:
         try:
             data: Any = self.task.open_listed(look.site, self.own, replace(self.list, splits={look.split: (sample,)}))
             look.colours = {} if sample.mask is None else image_file(sample.mask).names()
-            look = replace(look, **look_at_masked(data, sample, look.split))
+            look = replace(look, **look_at_masked(data, sample, look.split), notes=notes_on(sample, data.reading))
+            self._values.add(sample)
         except DataError as error:
             look.errors.append(error)
-            return look
-        look.notes = notes_on(sample, data.reading)
-        self._values.add(sample)
         return look
 
     def report(self) -> SiteReport:
@@ -346,10 +345,10 @@ class _Looker:
         ):  # fmt: skip
             self.say(text, grave=False)
         annotated, marked = self._infer(labelled), tuple(k for k, name in enumerate(self.names) if labelled[name])
-        limits = sum(look.prepared for look in good), self.own.decoded_bytes
         return SiteReport(
             self.list.site, counts, _groups(self.list), Counter(look.size for look in self.looks if look.size),
-            labelled, annotated, limits, here=marked if annotated is None else annotated,
+            labelled, annotated, (sum(look.prepared for look in good), self.own.decoded_bytes),
+            here=marked if annotated is None else annotated,
         )  # fmt: skip
 
     def _infer(self, labelled: Mapping[str, int]) -> tuple[int, ...] | None:
@@ -418,8 +417,9 @@ def _look_at_label(sample: Sample, image: npt.NDArray[Any], target: npt.NDArray[
     }
     if target.ndim < 2:
         return facts | {"features": [(features_of(picture), int(codes))] if (target >= 0).all() else []}
-    lines = not any(binary_erosion(one > 0).any() for one in target)
-    of_marked = {FULL: (structures != 0).any(axis=0).all(), LINES: lines}
+    of_marked = {
+        FULL: (structures != 0).any(axis=0).all(), LINES: not any(binary_erosion(one > 0).any() for one in target)
+    }  # fmt: skip
     return facts | {
         "colours": {} if sample.mask is None else image_file(sample.mask).names(),
         "odd": true_texts(of_marked) if marked.any() else [EMPTY],
@@ -484,12 +484,11 @@ def _names(opened: Iterable[tuple[SiteSettings, Datalist]], findings: bool) -> I
 
 def _codes(reports: Sequence[SiteReport]) -> Iterator[Problem]:
     """Yield a note on each attribute of people that two sites code by numbers of which each has some of its own."""
-    codes_of = group_by_key(
+    for name, pairs in group_by_key(
         (name, (one.site, {group for one in splits.values() for group, n in one.items() if n and group.isdecimal()}))
         for one in reports
         for name, splits in one.groups.items()
-    )
-    for name, pairs in codes_of.items():
+    ).items():
         if any(first - second and second - first for (_, first), (_, second) in combinations(pairs, 2)):
             text = "; ".join(f"{', '.join(sorted(codes))} at {site}" for site, codes in pairs)
             yield Problem("", f"attribute '{name}' has other numbers at each site ({text}): write words", grave=False)

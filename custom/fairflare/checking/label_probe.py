@@ -62,13 +62,15 @@ def compare_labels(
         for site, site_looks in looks.items()
         if part and site not in {wrong for wrong, *_ in clashes}
     }
-    for site, looks_like in mistaken(shapes, part if len(verdicts) > 1 else shapes).items():
-        clashes.append((
+    clashes += (
+        (
             site,
             f"its labels look {describe_mix_up(looks_like, names)} of other sites, by their shapes; compare the "
             "numbers of structures, and look at some images",
             0 in looks_like.values(),
-        ))  # fmt: skip
+        )
+        for site, looks_like in mistaken(shapes, part if len(verdicts) > 1 else shapes).items()
+    )
     if len(verdicts) < 2:
         return "", clashes
     short = [site for site, one in verdicts.items() if not one.enough]

@@ -176,9 +176,9 @@ class Anatomy:
         scanner, by_split = self.scanner(site), {}
         for split, patients in zip(SPLITS, scanner.patients, strict=True):
             rng = np.random.default_rng([seed, *entropy(split, site)])
-            each = enumerate(rng.spawn(max(1, round(patients * cases))))
             drawn = [
-                self._draw(scanner, (x, y, z), patient, first=number == 0, shown=shown) for number, patient in each
+                self._draw(scanner, (x, y, z), patient, first=place == 0, shown=shown)
+                for place, patient in enumerate(rng.spawn(max(1, round(patients * cases))))
             ]
             second = [patient for patient in drawn if patient.group]
             for place in rng.permutation(len(second))[: round(halved * len(second))]:
@@ -195,8 +195,9 @@ class Anatomy:
         rng, grains = rng.spawn(2)
         pixel = scanner.view[0] / min(size[:2])
         voxel = pixel, pixel, scanner.view[1] / size[2]
-        axes = [(np.arange(n, dtype=np.float32) - (n - 1) / 2) * side for n, side in zip(size, voxel, strict=True)]
-        places = np.ix_(*axes)
+        places = np.ix_(
+            *((np.arange(n, dtype=np.float32) - (n - 1) / 2) * side for n, side in zip(size, voxel, strict=True))
+        )
         canvas = Canvas(places, grains, shown.shape[1])
         # The patient's position, and long waves that deform the whole body smoothly.
         canvas.places = [
@@ -220,8 +221,7 @@ class Anatomy:
                 region = np.maximum(region, regions[part.within]) if part.within else region
                 if has:
                     soft = pixel / 2 / min(radii[:2])
-                    visible = shown[part.label].reshape(-1, 1, 1, 1)
-                    canvas.paint(visible * ramp(region, 1 + soft, 1 - soft), colour)
+                    canvas.paint(shown[part.label].reshape(-1, 1, 1, 1) * ramp(region, 1 + soft, 1 - soft), colour)
                     label[region < 1] = part.label or label[region < 1]
             regions[part.tissue] = region
         return Patient(self._acquire(canvas, scanner, voxel), label, voxel, int(second))
@@ -243,5 +243,4 @@ class Anatomy:
 
 def entropy(purpose: str, site: str) -> list[int]:
     """Return numbers that seed a random generator for a purpose and a site, from a hash of both."""
-    digest = hashlib.sha256(f"{purpose}/{site}".encode()).digest()
-    return np.frombuffer(digest[:16], dtype="<u4").tolist()
+    return np.frombuffer(hashlib.sha256(f"{purpose}/{site}".encode()).digest()[:16], dtype="<u4").tolist()

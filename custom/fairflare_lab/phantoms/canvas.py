@@ -27,8 +27,7 @@ def _spline(size: int, cells: int) -> npt.NDArray[np.float32]:
     f = t - left
     weights = np.stack([(1 - f) ** 3, 3 * f**3 - 6 * f**2 + 4, -3 * f**3 + 3 * f**2 + 3 * f + 1, f**3]) / 6
     matrix = np.zeros((size, cells + 3), np.float32)
-    for k in range(4):
-        matrix[np.arange(size), left + k] = weights[k]
+    matrix[np.arange(size), left + np.arange(4)[:, None]] = weights
     return matrix
 
 

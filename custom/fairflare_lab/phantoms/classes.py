@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.base.checks import number
+from fairflare.base.checks import number, refuse
 from fairflare.base.stopping import check_stop
 from fairflare.data.corruptions import corrupt, image_seed
 from fairflare.data.partitions import (
@@ -63,25 +63,29 @@ def class_site(plan: PhantomPlan, index: int) -> PhantomSite:
         ((50, 48, 48, 3), (64, 48, 48, 3))
     """
     number("site", index, low=0, high=plan.num_sites - 1, whole=True)
-    pool, common, training_validation = _pool(plan), _test(plan), _own_split(plan, index)
+    pool, common, (training, validation) = _pool(plan), _test(plan), _own_split(plan, index)
     camera, corrupted = camera_of(index, plan.camera_shift), plan.is_corrupted(index)
-    batches_of_site = {
-        split: pool.only(part) for split, part in zip(("training", "validation"), training_validation, strict=True)
+    own = {"training": pool.only(training), "validation": pool.only(validation), "test": _own_test(plan, index)}
+    of_attributes = {
+        f"test_{attribute}": common.only(common.attributes == place)
+        for place, attribute in enumerate(plan.kind.attributes if plan.attributes else ())
     }
-    batches_of_site["test"] = _own_test(plan, index)
-    images = {split: partial(_draw_batch, plan, batch, corrupted, camera) for split, batch in batches_of_site.items()}
-    batches = batches_of_site | {split: common for split in plan.splits if split not in batches_of_site}
-    for number_of, attribute in enumerate(plan.kind.attributes if plan.attributes else ()):
-        batches[f"test_{attribute}"] = common.only(common.attributes == number_of)
-    for split in batches.keys() - batches_of_site.keys():
-        noisy = {"test_clean": False, "test_corrupted": True}.get(split, corrupted)
-        images[split] = partial(_common_images, plan, noisy, batches[split])
+    batches = dict.fromkeys(plan.splits, common) | own | of_attributes
+    noisy = {"test_clean": False, "test_corrupted": True}
+    images = {
+        split: partial(_draw_batch, plan, batches[split], corrupted, camera)
+        if split in own
+        else partial(_common_images, plan, noisy.get(split, corrupted), batches[split])
+        for split in plan.splits
+    }
     labels = {split: batches[split].labels for split in plan.splits}
     if plan.has_label_noise(index):
         labels["training"] = _freeze(_mislabel(plan, index, labels["training"]))
-    attributes = {split: batches[split].attributes for split in plan.splits}
-    drawn = _Drawn({split: images[split] for split in plan.splits})
-    return PhantomSite(drawn, MappingProxyType(labels), MappingProxyType(attributes))
+    return PhantomSite(
+        _Drawn(images),
+        MappingProxyType(labels),
+        MappingProxyType({split: batches[split].attributes for split in plan.splits}),
+    )
 
 
 @dataclass(frozen=True)
@@ -165,27 +169,27 @@ def _test(plan: PhantomPlan) -> _Batch:
     """Return the batch of the common test set; within each class, the attributes alternate."""
     counts = class_counts(plan.kind.counts, plan.num_test, plan.min_class_test)
     order = np.random.default_rng(image_seed(COMMON, plan.seed)).permutation(sum(counts))
-    turns = np.concatenate([np.arange(n) for n in counts]) * plan.attributes
-    attributes = turns % max(1, len(plan.kind.attributes))
+    attributes = np.concatenate([np.arange(n) for n in counts]) % (len(plan.kind.attributes) if plan.attributes else 1)
     return _batch(plan, COMMON, np.repeat(np.arange(len(counts)), counts)[order], attributes[order], 0.0)
 
 
 @lru_cache(maxsize=8)
 def _partition(plan: PhantomPlan) -> list[npt.NDArray[np.int64]]:
-    sized = {"min_size": plan.min_site}
     way: Any = {
         "iid": iid_partition,
-        "dirichlet": partial(dirichlet_partition, alpha=plan.alpha, **sized),
-        "two_pool": partial(two_pool_partition, num_corrupted=plan.corrupted_sites, alpha=plan.alpha, **sized),
+        "dirichlet": partial(dirichlet_partition, alpha=plan.alpha, min_size=plan.min_site),
+        "two_pool": partial(
+            two_pool_partition, num_corrupted=plan.corrupted_sites, alpha=plan.alpha, min_size=plan.min_site
+        ),
         "shards": partial(shard_partition, eta=plan.eta, mode=plan.shard_mode),
     }[plan.partition]
     parts: list[npt.NDArray[np.int64]] = way(_pool(plan).dealt, plan.num_sites, seed=plan.seed)
-    for site, part in enumerate(parts):
-        if plan.partition == "shards" and len(part) < plan.min_site:
-            raise ValueError(
-                f"site {site} gets {len(part)} images with eta={plan.eta:g} and shard_mode={plan.shard_mode!r}, "
-                f"fewer than min_site={plan.min_site}; use another seed, more images or a smaller min_site"
-            )
+    refuse({
+        f"site {site} gets {len(part)} images with eta={plan.eta:g} and shard_mode={plan.shard_mode!r}, fewer than "
+        f"min_site={plan.min_site}; use another seed, more images or a smaller min_site":
+            plan.partition == "shards" and len(part) < plan.min_site
+        for site, part in enumerate(parts)
+    })  # fmt: skip
     return parts
 
 
@@ -219,8 +223,10 @@ def class_counts(proportions: Sequence[int], total: int, least: int) -> tuple[in
     >>> class_counts([900, 90, 10], 100, 5)
     (86, 9, 5)
     """
-    if total < least * len(proportions):
-        raise ValueError(f"{total} images are too few for {len(proportions)} classes of at least {least}")
+    refuse({
+        f"{total} images are too few for {len(proportions)} classes of at least {least}":
+            total < least * len(proportions),
+    })  # fmt: skip
     raised = np.zeros(len(proportions), bool)
     while True:
         share = np.where(raised, least, apportion(np.where(raised, 0, proportions), total - int(raised.sum()) * least))
@@ -244,16 +250,15 @@ def _draw_batch(plan: PhantomPlan, batch: _Batch, corrupted: bool, camera: Camer
     """Draw the images of a batch as a camera takes them, (n, size, size, 3), and corrupt them after that."""
     size, kind = plan.image_size, plan.kind
     images = np.empty((len(batch.places), size, size, 3), np.uint8)
-    ids = [f"{batch.purpose}/{place}" for place in batch.places]
-    for row, (name, shown, attribute) in enumerate(zip(ids, batch.shown, batch.attributes, strict=True)):
+    for row, (place, shown, attribute) in enumerate(zip(batch.places, batch.shown, batch.attributes, strict=True)):
         check_stop()
+        name = f"{batch.purpose}/{place}"
         rng = np.random.default_rng(image_seed(f"{plan.phantom}/{name}", plan.seed))
-        images[row] = kind.draw(int(shown), rng, size, kind.attributes[attribute] if kind.attributes else None)
-    images = camera.take(images)
-    for row, name in enumerate(ids if corrupted else ()):
-        check_stop()
-        seed = image_seed(f"{plan.corruption}/{name}", plan.seed)
-        images[row] = corrupt(images[row], plan.corruption, plan.severity, seed)
+        drawn = kind.draw(int(shown), rng, size, kind.attributes[attribute] if kind.attributes else None)
+        images[row] = camera.take(drawn[None])[0]
+        if corrupted:
+            seed = image_seed(f"{plan.corruption}/{name}", plan.seed)
+            images[row] = corrupt(images[row], plan.corruption, plan.severity, seed)
     return _freeze(images)
 
 

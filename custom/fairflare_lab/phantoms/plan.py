@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from fairflare.base.checks import choice, number
+from fairflare.base.checks import choice, number, refuse
 from fairflare.base.settings import NonNegative, NonNegativeInt, PositiveInt, settings
 from fairflare.tasks.shared.dealt import Dealt
 from fairflare_lab.phantoms.scene import TONES, draw_spot
@@ -66,9 +66,8 @@ class ClassPhantom:
 
     def check_attributes(self) -> None:
         """Raise ValueError if images of this phantom have no attributes."""
-        if not self.attributes:
-            having = [name for name, phantom in PHANTOMS.items() if phantom.attributes]
-            raise ValueError(f"phantom {self.name!r} has no attributes; these have: {', '.join(having)}")
+        having = [name for name, phantom in PHANTOMS.items() if phantom.attributes]
+        refuse({f"phantom {self.name!r} has no attributes; these have: {', '.join(having)}": not self.attributes})
 
 
 #: Groups of classes by the number of images in a training fold (80 %): head > 700, medium 70 to 700, tail < 70.
@@ -123,31 +122,30 @@ class PhantomPlan(Dealt):
 
     def __post_init__(self) -> None:
         choice("phantom", self.phantom, PHANTOMS)
-        sites = self.num_sites
+        sites, classes = self.num_sites, len(self.kind.classes)
         for name in ("corrupted_sites", "label_noise_sites"):
             number(f"{name} of num_sites={sites}", getattr(self, name), low=0, high=sites, whole=True)
-        classes = len(self.kind.class_names)
-        for name, least in (
-            ("num_samples", max(classes * self.min_class, self.num_sites * self.min_site)),
-            ("num_test", classes * self.min_class_test),
-            ("num_own_test", classes * OWN_CLASS),
-        ):
-            if getattr(self, name) < least:
-                raise ValueError(
-                    f"{name} must be at least {least} for {classes} classes and {self.num_sites} sites "
-                    f"(see min_class, min_class_test, min_site), got {getattr(self, name)}"
-                )
+        least_images = {
+            "num_samples": max(classes * self.min_class, sites * self.min_site),
+            "num_test": classes * self.min_class_test,
+            "num_own_test": classes * OWN_CLASS,
+        }
+        refuse({
+            f"{name} must be at least {least} for {classes} classes and {sites} sites (see min_class, min_class_test, "
+            f"min_site), got {getattr(self, name)}": getattr(self, name) < least
+            for name, least in least_images.items()
+        })  # fmt: skip
         if self.attributes:
             self.kind.check_attributes()
-        self._check_shares()
-
-    def _check_shares(self) -> None:
         known, shares = self.kind.attributes, self.attribute_shares
-        for name in ("attribute_prevalence", "attribute_noise", "attribute_shares"):
-            if getattr(self, name) and not self.attributes:
-                raise ValueError(f"{name} is set, but attributes is False")
-        if shares and (len(shares) != len(known) or abs(sum(shares) - 1) > 1e-6):
-            raise ValueError(f"attribute_shares must be {len(known)} shares of sum 1 ({known}), got {shares}")
+        refuse({
+            **{
+                f"{name} is set, but attributes is False": getattr(self, name) and not self.attributes
+                for name in ("attribute_prevalence", "attribute_noise", "attribute_shares")
+            },
+            f"attribute_shares must be {len(known)} shares of sum 1 ({known}), got {shares}":
+                shares and (len(shares) != len(known) or abs(sum(shares) - 1) > 1e-6),
+        })  # fmt: skip
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PhantomPlan) and astuple(self) == astuple(other)

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.base.checks import choice, first_of, whole
+from fairflare.base.checks import choice, group_by_key, refuse, whole
 from fairflare.data.datalist import DataError
 from fairflare.data.preparers.contents import strip_ending
 from fairflare.data.preparers.dealing import Dealing
@@ -74,8 +74,10 @@ def compare_counts(items: Iterable[Item], *, title: str, counts: Mapping[Any, in
     numbers = Counter(map(of, items))
     counted, expected = [numbers[key] for key in counts], list(counts.values())
     if counted != expected:
-        text = "%s: expected %s (sum %d), found %s (sum %d); it goes on with these"
-        log.warning(text, title, expected, sum(expected), counted, numbers.total())
+        log.warning(
+            "%s: expected %s (sum %d), found %s (sum %d); it goes on with these",
+            title, expected, sum(expected), counted, numbers.total(),
+        )  # fmt: skip
 
 
 def check_classes(title: str, counts: Mapping[str, int]) -> Callable[[Iterable[Item]], None]:
@@ -206,8 +208,8 @@ def list_table_images(
     rows = read_table(file, [*called.values(), *(() if "label" in called else classes)], others)
     if "usable" in called:
         rows = [row for row in rows if row[called["usable"]] in ("1", "1.0")]
-    images = Images(find(source, folders, "the folder ") if folders else source)
-    paths = images.all([row[called["image"]] for row in rows], file)
+    folder = find(source, folders, "the folder ") if folders else source
+    paths = Images(folder).all([row[called["image"]] for row in rows], file)
     labels = _numbers(rows, called["label"], classes) if "label" in called else one_hot(rows, classes)
     places = _numbers(rows, called["site"], sites) if sites else [0] * len(rows)
     people = {} if keys is None else keys(source)
@@ -230,19 +232,18 @@ def _numbers(rows: Sequence[Row], column: str, names: Sequence[str]) -> list[int
     known = {f"{number}{point}": number for number in range(len(names)) for point in ("", ".0")}
     if any(row[column] in names for row in rows):
         known = {name: number for number, name in enumerate(names)}
-    for row in rows:
-        if row[column] not in known:
-            wanted = f"{column} 0 to {len(names) - 1} (or in all rows a name: {listing(names)})"
-            raise DataError(f"{row.where}: expected {wanted}, got '{row[column]}'")
+    if strange := [row for row in rows if row[column] not in known]:
+        raise DataError(
+            f"{strange[0].where}: expected {column} 0 to {len(names) - 1} (or in all rows a name: {listing(names)}), "
+            f"got '{strange[0][column]}'"
+        )
     return [known[row[column]] for row in rows]
 
 
 def _group_by_split(items: Sequence[Item]) -> list[Item]:
     """Make each image a group of its own if its person (lesion) has images in two parts of the published split."""
-    sides: dict[tuple[str, str], set[tuple[str, ...]]] = {}
-    for item in items:
-        sides.setdefault((item.site, item.group), set()).add(item.splits)
-    torn = {key for key, splits in sides.items() if len(splits) > 1}
+    sides = group_by_key(((item.site, item.group), item.splits) for item in items)
+    torn = {key for key, splits in sides.items() if len({*splits}) > 1}
     if torn:
         log.warning("the published split has images of %d lesions in training and in test", len(torn))
     return [replace(item, group=item.name, patient=None) if (item.site, item.group) in torn else item for item in items]
@@ -263,14 +264,12 @@ def class_folders(
     root = source if (source / parts[0]).is_dir() else find(source, [inside], "the folder ")
     paths = [path for part in parts for path in Images(root / part).paths]
     names = {path.parent.name for path in paths}
-    if names != set(classes):
-        raise DataError(
-            f"'{root}': expected images in a folder for each of the {len(classes)} classes; missing: "
-            f"{listing(set(classes) - names)}; not known: {listing(names - set(classes))}"
-        )
+    refuse({
+        f"'{root}': expected images in a folder for each of the {len(classes)} classes; missing: "
+        f"{listing(set(classes) - names)}; not known: {listing(names - set(classes))}": names != set(classes),
+    }, DataError)  # fmt: skip
     paths.sort(key=lambda path: (path.parent.name, path.name))
-    labels = [classes.index(path.parent.name) for path in paths]
-    return [Item(file_name(p.stem), p.stem, p, label) for p, label in zip(paths, labels, strict=True)]
+    return [Item(file_name(path.stem), path.stem, path, classes.index(path.parent.name)) for path in paths]
 
 
 def site_folders(source: Path, sites: Mapping[str, Sequence[str]], remedy: str = "") -> dict[str, Path]:
@@ -316,13 +315,14 @@ def pair_images(
         tops, labels: ranges of grey values in masks and their labels, as in
             :func:`fairflare.data.preparers.items.relabel_mask`; empty if masks stay unchanged.
     """
-    by_site: dict[str, list[Item]] = {}
-    for (site, folder), (part, splits) in product(site_folders(source, sites).items(), parts.items()):
-        for case in all_pairs(site, folder / part / images, folder / part / masks):
-            mask = partial(relabel_mask, case.mask, tops, labels) if labels else case.mask
-            name = f"{file_name(part)}_{file_name(case.name)}".lstrip("_")
-            by_site.setdefault(site, []).append(replace(case, name=name, mask=mask, splits=splits))
-    return by_site
+    return group_by_key(
+        (site, replace(
+            case, name=f"{file_name(part)}_{file_name(case.name)}".lstrip("_"), splits=splits,
+            mask=partial(relabel_mask, case.mask, tops, labels) if labels else case.mask,
+        ))
+        for (site, folder), (part, splits) in product(site_folders(source, sites).items(), parts.items())
+        for case in all_pairs(site, folder / part / images, folder / part / masks)
+    )  # fmt: skip
 
 
 def arrays(
@@ -359,8 +359,10 @@ def _read_arrays(where: str, file: Path, keys: Sequence[str], items: Callable[..
     except (OSError, KeyError, ValueError) as error:
         raise DataError(f"{where} cannot be read: {error}; fetch the file again") from error
     lengths = {key: len(array) for key, array in arrays.items()}
-    if len(set(lengths.values())) != 1 or arrays["images"].dtype != np.uint8:
-        raise DataError(f"{where}: expected uint8 images and as many of each array, got {lengths}")
+    refuse({
+        f"{where}: expected uint8 images and as many of each array, got {lengths}":
+            len(set(lengths.values())) != 1 or arrays["images"].dtype != np.uint8,
+    }, DataError)  # fmt: skip
     yield from items(where, arrays)
 
 
@@ -382,13 +384,12 @@ def tiles(
     strange = sorted(set(np.unique(masks).tolist()) - set(values))
     height, width = (*masks.shape, 0, 0, 0)[1:3]
     side = (height, width) if crop is None else (whole("crop", crop, low=1),) * 2
-    if problem := first_of({
+    refuse({
         f"expected images (n, height, width, 3) uint8 and masks (n, height, width), got images {images.shape} and "
         f"masks {masks.shape}": images.ndim != 4 or images.shape[:3] != masks.shape,
         f"masks have the values {strange}; expected {list(values)}": bool(strange),
         f"images have {height}x{width} pixels; crop must be no larger, got {crop}": min(height, width) < min(side),
-    }):  # fmt: skip
-        raise DataError(f"{where}: {problem}")
+    }, lambda problem: DataError(f"{where}: {problem}"))  # fmt: skip
     top, left = (height - side[0]) // 2, (width - side[1]) // 2
     middle = np.s_[top : top + side[0], left : left + side[1]]
     for image, mask, name in zip(images, masks, map(str, arrays["ids"]), strict=True):
@@ -409,8 +410,10 @@ def find(source: Path, names: Sequence[str], what: str = "") -> Path:
     """
     path = next((source / name for name in names if (source / name).exists()), None)
     if path is None:
-        there = listing(path.name + "/" * path.is_dir() for path in existing_folder(source).iterdir())
-        raise DataError(f"'{source}': expected {what}{' or '.join(names)}; found {there}")
+        raise DataError(
+            f"'{source}': expected {what}{' or '.join(names)}; found "
+            f"{listing(path.name + '/' * path.is_dir() for path in existing_folder(source).iterdir())}"
+        )
     return inner if (inner := path / path.name).is_dir() else path
 
 

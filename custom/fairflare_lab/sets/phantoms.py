@@ -55,48 +55,44 @@ def prepare_phantom(
         names = [f"site-{i + 1}" for i in range(whole("sites", sites))] if isinstance(sites, int) else list(sites)
         edge = whole("image_size", image_size or (64 if name == PROSTATE else 32), low=16)
         anatomy, slices = (PELVIS, SLICES) if name == PROSTATE else (ABDOMEN, edge * 3 // 4)
-        size = (edge, edge, slices)
-        drawn = {site: anatomy.patients(site, size=size, seed=seed, cases=cases, **(drawing or {})) for site in names}
+        drawn = {
+            site: anatomy.patients(site, size=(edge, edge, slices), seed=seed, cases=cases, **(drawing or {}))
+            for site in names
+        }
         with TemporaryDirectory(prefix="fairflare-volumes-") as folder:
-            by_site = {site: _slices(patients) for site, patients in drawn.items()}
-            items = by_site if name == PROSTATE else dict(_volumes(drawn, Path(folder)))
+            place = None if name == PROSTATE else Path(folder)
+            items = {site: _of_patients(site, patients, place) for site, patients in drawn.items()}
             return write_sites(items, out_dir, None, Form(synthetic=True), **writing)
     number = whole("sites", sites)
     scale: dict[str, Any] = {} if image_size is None else {"image_size": image_size}
     whole_plan = replace(plan or PhantomPlan(phantom=name), phantom=name, num_sites=number, seed=seed, **scale)
     kind = whole_plan.kind
-    groups = {group: list(members) for group, members in kind.groups.items()}
     bad = whole_plan.corrupted_sites
     quality = f"{whole_plan.corruption}:{whole_plan.severity}" if bad else None
-    noise = {f"site-{i + 1}": whole_plan.label_noise for i in range(number) if whole_plan.has_label_noise(i)}
     tones = {kind.called: {"kind": "category", "values": list(kind.attributes)}} if whole_plan.attributes else {}
     form = Form(
-        class_names=kind.class_names, class_groups=groups, label_noise=noise, synthetic=True,
-        dealing=Dealing(corrupt=quality, corrupt_sites=bad),
-        attributes=tones,
+        class_names=kind.class_names, class_groups={group: list(members) for group, members in kind.groups.items()},
+        label_noise={f"site-{i + 1}": whole_plan.label_noise for i in range(number) if whole_plan.has_label_noise(i)},
+        synthetic=True, dealing=Dealing(corrupt=quality, corrupt_sites=bad), attributes=tones,
     )  # fmt: skip
     return write_sites(
         {f"site-{i + 1}": _classes(whole_plan, i) for i in range(number)}, out_dir, None, form, **writing
     )
 
 
-def _volumes(drawn: Mapping[str, Mapping[str, list[Patient]]], folder: Path) -> Iterator[tuple[str, list[Item]]]:
-    """Write each patient as files, which are then copied into the data set, since arrays would become PNG."""
-    for site, splits in drawn.items():
-        items = []
-        for split, patients in splits.items():
-            for i, patient in enumerate(patients):
-                name = f"{split}-{i:03d}"
-                image, label = (Path(folder, site, kind, f"{name}.nii") for kind in ("images", "labels"))
-                patient.write(image, label)
-                items.append(Item(name, name, image, label, name, splits=(split,), spacing=patient.voxel))
-        yield site, items
+def _of_patients(site: str, splits: Mapping[str, list[Patient]], folder: Path | None) -> Iterator[Item]:
+    """Yield each patient's slices or, with a folder, the volume.
 
-
-def _slices(splits: Mapping[str, list[Patient]]) -> Iterator[Item]:
+    Volumes are written as files into the folder, and copied from there, since arrays would become PNG.
+    """
     for split, patients in splits.items():
         for i, patient in enumerate(patients):
             name = f"{split}-{i:03d}"
+            if folder is not None:
+                files = [Path(folder, site, kind, f"{name}.nii") for kind in ("images", "labels")]
+                patient.write(*files)
+                yield Item(name, name, *files, name, splits=(split,), spacing=patient.voxel)
+                continue
             for k, (image, mask) in enumerate(zip(patient.image[0].T, patient.label.T, strict=True)):
                 yield Item(f"{name}_{k}", name, image, mask, name, splits=(split,), volume=name)
 

@@ -76,13 +76,8 @@ WHITE_CELLS = ("JTSC", "CellaVision", "BCCD")
 WHITE_CELL_TARGETS: Mapping[str, Mapping[str, int] | None] = {  # labels: 0 background, 1 cytoplasm, 2 nucleus
     "cell": {"0": 0, "1": 1, "2": 1}, "nucleus": {"0": 0, "1": 0, "2": 1}, "both": None,
 }  # fmt: skip
-CELL_TYPES = ("neutrophil", "lymphocyte", "monocyte", "eosinophil", "basophil")
-RED_CELLS = (
-    "normal", "macrocyte", "microcyte", "spherocyte", "target", "stomatocyte", "ovalocyte", "teardrop", "burr",
-    "schistocyte", "hypochromia", "elliptocyte",
-)  # fmt: skip
 
-SETS = (
+PREPARERS: Mapping[str, Preparer] = {entry.name: entry for entry in (
     public_set(
         "prostate-mri", "T2 prostate MRI, six sites", special.prostate,
         options=(
@@ -202,14 +197,17 @@ SETS = (
     public_set(
         "cell-types", "white blood cells by type, three laboratories",
         partial(arrays, prefix="wbc_", sites=WHITE_CELLS, keys=("labels", "ids"), items=special.cell_types),
-        Dealing(), Form(CELL_TYPES),
+        Dealing(), Form(("neutrophil", "lymphocyte", "monocyte", "eosinophil", "basophil")),
     ),
     public_set(
         "red-cells", "red blood cells by type, long-tailed, six blocks of one hospital's smears",
         partial(
             arrays, prefix="rbc12_", sites=("chula",), keys=("labels", "image_no", "site"), items=special.red_cells
         ),
-        Dealing(), Form(RED_CELLS),
+        Dealing(),
+        Form((
+            "normal", "macrocyte", "microcyte", "spherocyte", "target", "stomatocyte", "ovalocyte", "teardrop", "burr",
+            "schistocyte", "hypochromia", "elliptocyte",
+        )),
     ),
-)  # fmt: skip
-PREPARERS: Mapping[str, Preparer] = {entry.name: entry for entry in SETS}
+)}  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.base.checks import choice, first_of, number, whole
+from fairflare.base.checks import choice, number, refuse, whole
 from fairflare.base.own_errors import reading_as
 from fairflare.data.corruptions import image_seed
 from fairflare.data.datalist import PICTURES, DataError, Sample
@@ -66,16 +66,20 @@ def prostate(
     """
     choice("split_unit", split_unit, PROSTATE_UNITS)
     choice("window", window, WINDOWS)
-    if choice("order", order, ORDERS) == "file" and split_unit != "patient":
-        raise ValueError("order='file' is of whole cases; it needs split_unit='patient'")
+    refuse({
+        "order='file' is of whole cases; it needs split_unit='patient'":
+            choice("order", order, ORDERS) == "file" and split_unit != "patient",
+    })  # fmt: skip
     wanted = PROSTATE_SITES if sites is None else {s: PROSTATE_SITES[choice("site", s, PROSTATE_SITES)] for s in sites}
     folders = site_folders(source, wanted, ". Name the sites that you have with 'sites' (--sites)")
     cases = {site: all_pairs(site, folder, folder) for site, folder in folders.items()}
     if sites is None:
         items = [replace(case, site=site) for site, cases_of_site in cases.items() for case in cases_of_site]
         compare_counts(items, title=f"cases of {', '.join(CASES)}", counts=CASES, of=lambda case: case.site)
-    how = (split_unit == "patient", neighbours, window == "volume", order == "file")
-    return {site: _slices(site, pairs, *how) for site, pairs in cases.items()}
+    return {
+        site: _slices(site, pairs, split_unit == "patient", neighbours, window == "volume", order == "file")
+        for site, pairs in cases.items()
+    }
 
 
 def _slices(
@@ -121,13 +125,12 @@ def _volumes(site: str, case: Item) -> tuple[npt.NDArray[np.float32], npt.NDArra
             inside = np.asarray(nibabel.load(case.mask).dataobj) > 0
     except ValueError as error:
         raise DataError(f"{where} or its segmentation cannot be read: {error}; fetch the file again") from error
-    if problem := first_of({
+    refuse({
         f"{where} has the shape {volume.shape} and its segmentation {inside.shape}; both must be the same "
         "three-dimensional volume": volume.ndim != 3 or volume.shape != inside.shape,
         f"{where} has values that are NaN or infinite; repair the file": not np.isfinite(volume).all(),
         f"site '{site}': '{case.mask}' has no prostate in it; repair or remove the case": not inside.any(),
-    }):  # fmt: skip
-        raise DataError(problem)
+    }, DataError)  # fmt: skip
     return volume, inside, (zooms[1], zooms[0], zooms[2])
 
 
@@ -162,11 +165,13 @@ def split_by_tone(
     chosen = []
     for tone in TONES:
         of_tone = [item for item in items if tone_by_lesion[item.group] == tone]
-        if not of_tone:
-            raise DataError(f"'{source / tones}': no image of the data set is {tone}")
+        refuse({f"'{source / tones}': no image of the data set is {tone}": not of_tone}, DataError)
         groups, labels = group_labels(of_tone)
-        parts = iid_partition(labels, sites_per_tone, seed=seed)
-        place = {groups[i]: site for site, part in enumerate(parts, 1) for i in part.tolist()}
+        place = {
+            groups[i]: site
+            for site, part in enumerate(iid_partition(labels, sites_per_tone, seed=seed), 1)
+            for i in part.tolist()
+        }
         chosen += [replace(item, site=f"{tone}-{place[item.group]}", attribute=tone) for item in of_tone]
     return chosen
 
@@ -192,8 +197,7 @@ def apply_window(path: Path, centre: float, width: float) -> Pixels:
         DataError: the file cannot be read.
     """
     how = Reading(orientation="stored", intensity="window", window=(centre, width))
-    scaled = read_image(Sample(path, 0), site="source", split="none", how=how)
-    return np.round(scaled[:, :, 0] * 255).astype(np.uint8)
+    return np.round(read_image(Sample(path, 0), site="source", split="none", how=how)[:, :, 0] * 255).astype(np.uint8)
 
 
 def rsna(
@@ -255,8 +259,7 @@ def _one_kind(table: Path) -> dict[str, int]:
             raise DataError(f"{row.where}: {row['ID']} is both 0 and 1")
     kinds = {name: [k for k, kind in enumerate(KINDS) if by_name[name].get(kind) == "1"] for name in sorted(by_name)}
     chosen = {name: labels[0] for name, labels in kinds.items() if len(labels) == 1}
-    if not chosen:
-        raise DataError(f"'{table}': no slice has exactly one kind of haemorrhage")
+    refuse({f"'{table}': no slice has exactly one kind of haemorrhage": not chosen}, DataError)
     return chosen
 
 

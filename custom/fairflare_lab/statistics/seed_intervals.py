@@ -31,6 +31,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fairflare.base.checks import refuse
 from fairflare.core.statistics.intervals import LEVEL, ROUNDING, reach, remove_skew
 
 POWER = 0.8  # power with which the smallest visible difference is detected
@@ -62,8 +63,7 @@ class Estimate:
         """Return two-sided p-values: 1 for equal figures, NaN for a difference whose standard error is 0."""
         with np.errstate(divide="ignore", invalid="ignore"):
             t = remove_skew(self.mean / self.error, self.skew)
-        known = np.where(self.error > ROUNDING, self.tails(t), np.nan)
-        return np.where(np.abs(self.mean) <= ROUNDING, 1.0, known)
+        return np.where(np.abs(self.mean) <= ROUNDING, 1.0, np.where(self.error > ROUNDING, self.tails(t), np.nan))
 
     @property
     def ends(self) -> tuple[Array, Array]:
@@ -129,16 +129,14 @@ def estimate(
     """
     array = np.asarray(values, float)
     count = array.shape[-1]
-    if count < 2 and np.isnan(shared).any():
-        raise ValueError(f"an interval needs at least 2 seeds, got {count}")
+    refuse({f"an interval needs at least 2 seeds, got {count}": count < 2 and np.isnan(shared).any()})
     of_seeds = array.var(-1, ddof=1) / count if count > 1 else np.zeros(array.shape[:-1])
     of_patients = np.nan_to_num(np.broadcast_to(np.asarray(shared, float), of_seeds.shape), nan=0.0)
     total = of_seeds + of_patients
     with np.errstate(divide="ignore", invalid="ignore"):
         share = np.where(of_patients > 0, of_seeds / total, 1.0)
-    df = np.broadcast_to(np.asarray(patients_df, float), of_seeds.shape)
     seeds_df = max(count - 1, 1)
-    df = np.where(share < 1, df, float(seeds_df))
+    df = np.where(share < 1, np.broadcast_to(np.asarray(patients_df, float), of_seeds.shape), float(seeds_df))
     return Estimate(array.mean(-1), np.sqrt(total), share, seeds_df, df, np.asarray(skew, float) * (1 - share) ** 1.5)
 
 

@@ -7,6 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
+from fairflare.base.checks import refuse
 from fairflare.base.disk.files import sha256_of
 
 #: Folder that holds the MONAI bundle: beside the ``task.py`` of a run, and beside the folder ``custom`` of a job's app.
@@ -27,13 +28,13 @@ def bundle_files(folder: Path) -> list[str]:
     Raises: BundleError: the folder does not exist, or contains a link to a folder, which a copy of the files would
         lack.
     """
-    if not folder.is_dir():
-        raise BundleError(f"MONAI bundle {folder} is no folder; give the one that holds the bundle's configs/")
+    refuse({
+        f"MONAI bundle {folder} is no folder; give the one that holds the bundle's configs/": not folder.is_dir()
+    }, BundleError)  # fmt: skip
     names = {path: path.relative_to(folder).as_posix() for path in folder.rglob("*")}
     carried = {path: name for path, name in names.items() if not LEFT_OUT.search(f"/{name}/")}
-    for path, name in carried.items():
-        if path.is_symlink() and path.is_dir():
-            raise BundleError(f"MONAI bundle {folder}: {name} is a link to a folder; put the folder itself there")
+    if links := [name for path, name in carried.items() if path.is_symlink() and path.is_dir()]:
+        raise BundleError(f"MONAI bundle {folder}: {links[0]} is a link to a folder; put the folder itself there")
     return sorted(name for path, name in carried.items() if not path.is_dir())
 
 

@@ -50,12 +50,11 @@ def private_opener(path: str, flags: int) -> int:
 
 
 def _keep_private(path: Path, mode: int) -> None:
-    if path.stat().st_mode & 0o777 == mode:
-        return
-    try:
-        path.chmod(mode)
-    except PermissionError as error:
-        log.warning("%s cannot be made private (%s): others on this machine may read it", path, error.strerror)
+    if path.stat().st_mode & 0o777 != mode:
+        try:
+            path.chmod(mode)
+        except PermissionError as error:
+            log.warning("%s cannot be made private (%s): others on this machine may read it", path, error.strerror)
 
 
 def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = True, shared: bool = False) -> None:
@@ -126,8 +125,11 @@ def remove_partials(folder: Path, *, mine: bool = False) -> int:
     """
     import psutil
 
-    paths = list(folder.iterdir()) if folder.is_dir() else []
-    writers = {path: int(match["pid"]) for path in paths if (match := _PARTIAL.fullmatch(path.name))}
+    writers = {
+        path: int(match["pid"])
+        for path in (folder.iterdir() if folder.is_dir() else ())
+        if (match := _PARTIAL.fullmatch(path.name))
+    }
     gone = [path for path, pid in writers.items() if mine or not psutil.pid_exists(pid)]
     for path in gone:
         path.unlink(missing_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import logging
@@ -11,6 +10,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from fairflare.base.stopping import check_stop
 log = logging.getLogger(__name__)
 
 POLL = 0.2  # seconds between two attempts to take a lock
-_TAKEN = (errno.EAGAIN, errno.EACCES)
 MAX_HOLDER = 400  # most characters that are read of a holder's text in a lock file
 LOCK_FILE = "lock"
 
@@ -75,6 +74,7 @@ class FolderInUse(RuntimeError):
         super().__init__(f"{folder} is in use by {describe_holder(holder)}")
 
 
+@dataclass(eq=False)
 class FolderLock:
     """Hold a folder from :meth:`take` to :meth:`release`, or to the end of the process, whatever ends it.
 
@@ -85,10 +85,9 @@ class FolderLock:
         note: JSON-like facts about the holder, which others who want the folder are shown.
     """
 
-    def __init__(self, folder: Path, note: Mapping[str, Any]) -> None:
-        self.folder = folder
-        self.note = dict(note)
-        self._held = ExitStack()
+    folder: Path
+    note: Mapping[str, Any]
+    _held: ExitStack = field(default_factory=ExitStack, init=False)
 
     def take(self) -> None:
         """Take the lock on the folder, or raise at once if the lock is held.
@@ -97,8 +96,10 @@ class FolderLock:
             FolderInUse: the lock is held, by another process or by another lock of this process.
             OSError: the folder cannot be written, or its file system has no locks.
         """
-        since = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        holder = {**self.note, "pid": os.getpid(), "host": socket.gethostname(), "since": since}
+        holder = {
+            **self.note, "pid": os.getpid(), "host": socket.gethostname(),
+            "since": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        }  # fmt: skip
         try:
             self._held.enter_context(hold_lock(self.folder / LOCK_FILE, json.dumps(holder), needed=True))
         except Held as held:
@@ -136,25 +137,21 @@ def _try(path: Path, needed: bool) -> int | None:
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):  # with which systems say that it is held
+            os.close(descriptor)
+            return None
         except OSError as error:
-            if error.errno in _TAKEN:
-                os.close(descriptor)
-                return None
             if needed:
                 os.close(descriptor)
-                why = f"{path} cannot be locked ({error.strerror}); choose a folder on a file system that has locks"
-                raise OSError(error.errno, why) from error
+                raise OSError(
+                    error.errno,
+                    f"{path} cannot be locked ({error.strerror}); choose a folder on a file system that has locks",
+                ) from error
             log.warning("%s cannot be locked (%s): keep other processes away from its folder", path, error.strerror)
-        if _is_there(path, descriptor):
-            return descriptor
+        with suppress(FileNotFoundError):
+            if os.path.samestat(path.stat(), os.fstat(descriptor)):
+                return descriptor
         os.close(descriptor)  # the earlier holder has removed this file: try the new one
-
-
-def _is_there(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def _holder(path: Path) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import bz2
 import hashlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+from fairflare.base.checks import refuse
 from fairflare.base.disk.files import append, write_whole
 
 _CHUNK = 1 << 20
@@ -53,13 +55,9 @@ class RecordLog:
         """Append the records that another log has beyond those of this log, with which it begins."""
         if not other.path.exists():
             return
-        with other.path.open("rb") as file:
-            file.seek(self.size)
-            while self.size < other.size:
-                data = file.read(min(_CHUNK, other.size - self.size))
-                if not data:
-                    raise DamagedLog(f"{other.path} ends before its {other.size} bytes")
-                self._add(data)
+        for data in _pieces(other.path, self.size, other.size):
+            self._add(data)
+        refuse({f"{other.path} ends before its {other.size} bytes": self.size < other.size}, DamagedLog)
 
     def open_at(self, size: int) -> None:
         """Use the first ``size`` bytes of the file as the log; later bytes are overwritten by the next append.
@@ -68,13 +66,10 @@ class RecordLog:
             DamagedLog: the file is shorter than ``size``.
         """
         digest, left = hashlib.sha256(), size
-        if size:
-            with self.path.open("rb") as file:
-                while left and (data := file.read(min(_CHUNK, left))):
-                    digest.update(data)
-                    left -= len(data)
-        if left:
-            raise DamagedLog(f"{self.path} ends {left} bytes early")
+        for data in _pieces(self.path, 0, size) if size else ():
+            digest.update(data)
+            left -= len(data)
+        refuse({f"{self.path} ends {left} bytes early": left}, DamagedLog)
         self.size, self._hash = size, digest
 
     def salvage(self, size: int) -> int:
@@ -86,11 +81,9 @@ class RecordLog:
         data = self.path.read_bytes()[:size] if self.path.exists() else b""
         pieces = []
         for piece in data.split(_HEAD)[1:]:
-            try:
+            with suppress(OSError, ValueError):
                 bz2.decompress(_HEAD + piece)
-            except (OSError, ValueError):
-                continue
-            pieces.append(_HEAD + piece)
+                pieces.append(_HEAD + piece)
         write_whole(self.path, lambda path: path.write_bytes(b"".join(pieces)))
         self.open_at(sum(map(len, pieces)))
         return len(pieces)
@@ -122,21 +115,23 @@ def records(path: Path, size: int | None = None) -> Iterator[str]:
     """
     if not path.exists():
         return
+    number, stream, texts = 0, bz2.BZ2Decompressor(), list[bytes]()
+    for piece in _pieces(path, 0, path.stat().st_size if size is None else size):
+        while piece:
+            try:
+                texts.append(stream.decompress(piece))
+            except (OSError, ValueError) as error:
+                raise DamagedLog(f"{path}: record {number} is damaged ({error})") from error
+            piece = stream.unused_data
+            if stream.eof:
+                yield b"".join(texts).decode()
+                number, stream, texts = number + 1, bz2.BZ2Decompressor(), []
+
+
+def _pieces(path: Path, start: int, end: int) -> Iterator[bytes]:
+    """Yield the bytes of a file from ``start`` to ``end``, or to the file's end, in pieces."""
     with path.open("rb") as file:
-        left = path.stat().st_size if size is None else size
-        data, number = b"", 0
-        while True:
-            stream, pieces = bz2.BZ2Decompressor(), []
-            while not stream.eof:
-                if not data:
-                    data = file.read(min(_CHUNK, left))
-                    left -= len(data)
-                if not data:
-                    return
-                try:
-                    pieces.append(stream.decompress(data))
-                except (OSError, ValueError) as error:
-                    raise DamagedLog(f"{path}: record {number} is damaged ({error})") from error
-                data = stream.unused_data
-            yield b"".join(pieces).decode()
-            number += 1
+        file.seek(start)
+        while start < end and (piece := file.read(min(_CHUNK, end - start))):
+            yield piece
+            start += len(piece)

@@ -32,8 +32,8 @@ class OwnedFolder(tempfile.TemporaryDirectory[str]):
         self.descriptor: int | None = None
         self._held = ExitStack()
         with suppress(OSError):
-            owner = f"process {os.getpid()}"
-            self.descriptor = self._held.enter_context(hold_lock(self.path / OWNER, owner, needed=True))
+            lock = hold_lock(self.path / OWNER, f"process {os.getpid()}", needed=True)
+            self.descriptor = self._held.enter_context(lock)
 
     def __enter__(self) -> OwnedFolder:  # type: ignore[override]
         return self

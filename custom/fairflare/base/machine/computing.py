@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from fairflare.base.checks import true_texts
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -69,8 +71,7 @@ class Computing:
         with ExitStack() as stack:
             stack.callback(torch.use_deterministic_algorithms, before[0], warn_only=before[1])
             for part, name in ((cudnn, "benchmark"), (torch.utils.deterministic, "fill_uninitialized_memory")):
-                stack.callback(setattr, part, name, getattr(part, name))
-                setattr(part, name, False)
+                _change(stack, part, name, False)
             torch.use_deterministic_algorithms(True)
             try:
                 yield
@@ -86,9 +87,10 @@ class Computing:
 
     def __str__(self) -> str:
         """Return the chosen ways to compute as readable text; empty if none is chosen."""
-        chosen = {"channels last": self.channels_last, "compiled": self.compile, "deterministic": self.deterministic}
-        lower = [] if self.precision == "fp32" else [self.precision]
-        return ", ".join(lower + [name for name, on in chosen.items() if on])
+        return ", ".join(true_texts({
+            self.precision: self.precision != "fp32", "channels last": self.channels_last, "compiled": self.compile,
+            "deterministic": self.deterministic,
+        }))  # fmt: skip
 
 
 def _cpu_has_bf16() -> bool:
@@ -107,12 +109,9 @@ def plainly(*models: nn.Module) -> Iterator[None]:
         for model in models:
             lowered = model.__dict__.get(_NAME)
             if lowered is not None:
-                stack.callback(setattr, lowered, "enabled", lowered.enabled)
-                lowered.enabled = False
-            compiled = getattr(model, "_compiled_call_impl", None)
-            if compiled is not None:
-                stack.callback(setattr, model, "_compiled_call_impl", compiled)
-                model._compiled_call_impl = None
+                _change(stack, lowered, "enabled", False)
+            if getattr(model, "_compiled_call_impl", None) is not None:
+                _change(stack, model, "_compiled_call_impl", None)
         yield
 
 
@@ -126,14 +125,18 @@ def full_precision() -> Iterator[None]:
         except RuntimeError:  # the program uses torch 2.9's new switches, which torch forbids to mix with the old ones
             cudnn, cpu = backends.cudnn, backends.mkldnn
             for part in (cudnn.conv, cudnn.rnn, backends.cuda.matmul, cpu.conv, cpu.matmul):
-                stack.callback(setattr, part, "fp32_precision", part.fp32_precision)
-                part.fp32_precision = "ieee"
+                _change(stack, part, "fp32_precision", "ieee")
         else:
             stack.callback(torch.set_float32_matmul_precision, before[0])
-            stack.callback(setattr, backends.cudnn, "allow_tf32", before[1])
+            _change(stack, backends.cudnn, "allow_tf32", False)
             torch.set_float32_matmul_precision("highest")
-            backends.cudnn.allow_tf32 = False
         yield
+
+
+def _change(stack: ExitStack, thing: Any, name: str, value: Any) -> None:
+    """Set an attribute until the stack is closed."""
+    stack.callback(setattr, thing, name, getattr(thing, name))
+    setattr(thing, name, value)
 
 
 class NoSuchForm(RuntimeError):

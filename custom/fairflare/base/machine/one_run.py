@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from fairflare.base.checks import refuse
 from fairflare.base.machine.environment import is_flare_process
 from fairflare.base.settings import values_of
 
@@ -55,8 +56,7 @@ def belonging_to(what: str) -> Iterator[None]:
         ValueError: they belong to it already, as where a file that is imported asks for its own import.
     """
     before = _chain.get()
-    if what in before:
-        raise ValueError(REFUSAL.format(what))
+    refuse({REFUSAL.format(what): what in before})
     token = _chain.set((*before, what))
     os.environ[BELONGS_TO] = "\n".join(_chain.get())
     try:

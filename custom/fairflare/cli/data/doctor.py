@@ -152,8 +152,10 @@ def packages() -> Iterator[KitFinding]:
     """Yield findings on the versions of Python and of the packages that FairFlare needs."""
     from packaging.requirements import Requirement
 
-    fits = (3, 10) <= sys.version_info[:2] <= (3, 14)
-    yield _version("python", ".".join(map(str, sys.version_info[:3])), fits, "3.10 to 3.14 are supported")
+    yield _version(
+        "python", ".".join(map(str, sys.version_info[:3])), (3, 10) <= sys.version_info[:2] <= (3, 14),
+        "3.10 to 3.14 are supported",
+    )  # fmt: skip
     yield KitFinding("fairflare", "ok", version("fairflare"))
     for text in requires("fairflare") or []:
         wanted = Requirement(text)
@@ -167,8 +169,9 @@ def packages() -> Iterator[KitFinding]:
             more = f" for {EXTRAS[extra]}: pip install 'fairflare[{extra}]'" if extra else ""
             yield KitFinding(wanted.name, "warning" if extra else "problem", lacks + more)
             continue
-        fits = wanted.specifier.contains(installed, prereleases=True)
-        yield _version(wanted.name, installed, fits, f"{wanted} is needed")
+        yield _version(
+            wanted.name, installed, wanted.specifier.contains(installed, prereleases=True), f"{wanted} is needed"
+        )
 
 
 def _version(what: str, number: str, fits: bool, wanted: str) -> KitFinding:
@@ -177,8 +180,8 @@ def _version(what: str, number: str, fits: bool, wanted: str) -> KitFinding:
 
 def imports() -> Iterator[KitFinding]:
     """Yield a problem for each package that runs import, and that is installed but cannot be imported here."""
-    of_run = ("fairflare.tasks.batches", "fairflare.flare.controller", "fairflare.flare.executor")
-    for name in (*of_run, *IMPORTED):  # the modules of a run import PyTorch, MONAI and FLARE
+    # The modules of a run import PyTorch, MONAI and FLARE.
+    for name in ("fairflare.tasks.batches", "fairflare.flare.controller", "fairflare.flare.executor", *IMPORTED):
         try:
             import_module(name)
         except Exception as error:  # a package may raise any error
@@ -256,8 +259,7 @@ def _find_decoded(kit: Path) -> Iterator[KitFinding]:
 
     settings = read_site_file(kit / "local" / SITE_FILE, kit.name)
     root = Path(settings.get("state_root") or kit / "fairflare_state")
-    places = [Path(place) for place in (settings.get(DECODED), root / DECODED_PLACE) if place]
-    for folder in places:
+    for folder in map(Path, filter(None, (settings.get(DECODED), root / DECODED_PLACE))):
         if files := [*folder.rglob("*.npy")]:
             size = sum(file.stat().st_size for file in files) / 1e9
             yield KitFinding(
@@ -271,34 +273,36 @@ def _rights(local: Path) -> Iterator[KitFinding]:
     """Yield a finding on the rights of users to bring code with a job or to open a shell."""
     if (file := _file_read_by_flare(local, "authorization.json")) is None:
         return
-    roles = json.loads(file.read_text(encoding="utf-8"))["permissions"]
     wide = [
         f"{role}: {right}"
-        for role, rights in roles.items()
+        for role, rights in json.loads(file.read_text(encoding="utf-8"))["permissions"].items()
         for right in ("byoc", "shell_commands")
         if (rights if isinstance(rights, str) else rights.get(right, "none")) != "none"
     ]
-    text = f"{', '.join(wide)} ({file.name}); {LAY}" if wide else "nobody may bring code or use a shell"
-    yield KitFinding("rights", "warning" if wide else "ok", text)
+    yield KitFinding(
+        "rights", "warning" if wide else "ok",
+        f"{', '.join(wide)} ({file.name}); {LAY}" if wide else "nobody may bring code or use a shell",
+    )  # fmt: skip
 
 
 def _allow_list(entries: list[str]) -> KitFinding:
     """Return a finding on the allow list: it should allow the classes of jobs without custom code, and no other."""
     from fairflare.provision import job_classes
 
-    what = "allow list"
     remedy = "list what fairflare.provision.job_classes() gives in class_allow_list (resources.json)"
     wanted = job_classes()
-    missing = [name for name in wanted if name not in entries]
-    wide = [entry for entry in entries if entry == "*" or (entry.partition(".")[0] == PREFIX and entry not in wanted)]
-    if wide:
-        text = f"{wide[0]!r} lets a job call any function of the package with its own arguments; {remedy} instead"
-        return KitFinding(what, "warning", text)
-    if missing:
+    if wide := [name for name in entries if name == "*" or (name.partition(".")[0] == PREFIX and name not in wanted)]:
+        return KitFinding(
+            "allow list", "warning",
+            f"{wide[0]!r} lets a job call any function of the package with its own arguments; {remedy} instead",
+        )  # fmt: skip
+    if missing := [name for name in wanted if name not in entries]:
         few = f"{', '.join(missing[:8])}{', ...' * (len(missing) > 8)}"
-        text = f"{len(missing)} of {len(wanted)} classes are missing ({few}): jobs with them are refused; {remedy}"
-        return KitFinding(what, "problem" if missing == wanted else "warning", text)
-    return KitFinding(what, "ok", "what jobs without custom code name is allowed")
+        return KitFinding(
+            "allow list", "problem" if missing == wanted else "warning",
+            f"{len(missing)} of {len(wanted)} classes are missing ({few}): jobs with them are refused; {remedy}",
+        )  # fmt: skip
+    return KitFinding("allow list", "ok", "what jobs without custom code name is allowed")
 
 
 def _expiry(path: Path) -> KitFinding:

@@ -51,8 +51,10 @@ def read_first_images(plan: Plan, local: Mapping[str, Any]) -> list[npt.NDArray[
                 str(known.data_root), known.datalist or "datalist.json", site=site,
                 class_labels=plan.task.class_labels, linked_roots=known.linked_roots,
             )  # fmt: skip
-            samples = listed.splits["training"][:LOOKED_AT]
-            images += [read_image(sample, site=site, split="training", how=plan.task.reading()) for sample in samples]
+            images += [
+                read_image(sample, site=site, split="training", how=plan.task.reading())
+                for sample in listed.splits["training"][:LOOKED_AT]
+            ]
     return images
 
 
@@ -96,11 +98,10 @@ def choose_run_settings(
 
     refuse_unknown_keys(plan, local, data)
     refuse_shared_images(plan.sites or (), local)
-    of_run = None if some else plan.sites
-    if of_run is not None and (blocks := {*local.get("sites", ())} - {*of_run, "server"}):
+    if not some and plan.sites is not None and (blocks := {*local.get("sites", ())} - {*plan.sites, "server"}):
         say(
             f"NOTE: nothing reads the block of {join_parts(sorted(blocks))} in {data}: the run has the sites "
-            f"{join_parts(of_run)}; another number of them is given with --sites"
+            f"{join_parts(plan.sites)}; another number of them is given with --sites"
         )
     images = read_first_images(plan, local)
     if not images:  # of whole volumes, and where a job is exported without images, only the manifest is read
@@ -206,11 +207,9 @@ def forbid_phantom(make: Callable[[dict[str, Any]], object], local: Mapping[str,
 def manifest_of(data: Path) -> dict[str, Any]:
     """Return the manifest that ``prepare`` wrote for the data set of a path; empty if the path has no manifest."""
     for folder in (data, *data.absolute().parents[:2]):
-        try:
+        with suppress(OSError, ValueError):
             content = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        return content if isinstance(content, dict) else {}
+            return content if isinstance(content, dict) else {}
     return {}
 
 
@@ -227,11 +226,9 @@ def describe_reading(
     kinds = " and ".join(dict.fromkeys(KINDS[_is_coloured(image)] for image in images))
     height, width = task["image_size"]
     rounds = f"; {format_count(plan.run.num_rounds, 'round')}" if plan.run.num_rounds else ""
-    text = f"{shown} {kinds} images are read as {width}x{height} {KINDS[task['in_channels'] == 3]}{rounds}"
     return (
-        f"{text}: a trial; --paper has the paper's settings, or give --rounds and --set 'image_size=[HEIGHT, WIDTH]'"
-        if trial
-        else text
+        f"{shown} {kinds} images are read as {width}x{height} {KINDS[task['in_channels'] == 3]}{rounds}"
+        + ": a trial; --paper has the paper's settings, or give --rounds and --set 'image_size=[HEIGHT, WIDTH]'" * trial
     )
 
 

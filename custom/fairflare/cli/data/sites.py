@@ -58,8 +58,10 @@ def run_sites(chosen: Chosen, local: Mapping[str, Any], *, some: bool = False) -
     blocks = local.get("sites")
     blocks = {name: block for name, block in blocks.items() if name != SERVER} if isinstance(blocks, Mapping) else {}
     shared = "data_root" in local  # one folder for all sites, whose datalists differ; or this is one site's own file
-    keys = ("data_root", "datalist") if shared else ("data_root",)
-    named = any(isinstance(block, Mapping) and any(key in block for key in keys) for block in blocks.values())
+    named = any(
+        isinstance(block, Mapping) and ("data_root" in block or (shared and "datalist" in block))
+        for block in blocks.values()
+    )
     if not named and all(re.fullmatch(r"site-\d+", name) for name in blocks):  # settings of sites with phantoms
         if shared and (chosen in ("default", 0, None) or (chosen if isinstance(chosen, int) else len(chosen)) > 1):
             raise ValueError(
@@ -70,15 +72,14 @@ def run_sites(chosen: Chosen, local: Mapping[str, Any], *, some: bool = False) -
     if chosen in ("default", 0):
         return list(blocks)
     names = [f"site-{number}" for number in range(1, chosen + 1)] if isinstance(chosen, int) else list(chosen or ())
-    differences = [
+    if differences := [
         *(
             f"{name!r} is not in the file{nearest(name, (site for site in blocks if site not in names))}"
             for name in names
             if named and name not in blocks
         ),
         *(f"the file's {name!r} is not in --sites" for name in blocks if not (some or name in names)),
-    ]
-    if differences:
+    ]:
         raise ValueError(
             "--sites and --data name different sites: "
             f"{join_parts((text.rstrip(';.?') for text in differences), '; ', 6)}. Leave --sites out to take those of "

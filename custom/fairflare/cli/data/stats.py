@@ -54,8 +54,14 @@ def stats(
         given = parse_settings(settings)
         names = names_of(sites)
         if job is not None:
+            from fairflare.flare.export.stats_recipe import StatsRecipe
+
             one_form(as_json, job=True)
-            _export(job, names, bundle, data, given, overwrite)
+            called = () if data is None else class_names(sites_of(data))
+            recipe = StatsRecipe(
+                sites=names, packaging="bundle" if bundle else "preinstalled", class_names=called, **given
+            )
+            write_job(recipe, job, overwrite, "--job")
             return
         if data is None:
             raise ValueError("give --data, or --job for the FLARE job that asks sites where their images are")
@@ -89,13 +95,3 @@ def class_names(sites: dict[str, dict[str, Any]]) -> tuple[str, ...]:
     from fairflare.cli.data.check import _labels
 
     return tuple(_labels(sites)[1] or ())
-
-
-def _export(
-    job: Path, names: list[str] | None, bundle: bool, data: Path | None, given: dict[str, Any], overwrite: bool
-) -> None:
-    from fairflare.flare.export.stats_recipe import StatsRecipe
-
-    called = () if data is None else class_names(sites_of(data))
-    recipe = StatsRecipe(sites=names, packaging="bundle" if bundle else "preinstalled", class_names=called, **given)
-    write_job(recipe, job, overwrite, "--job")

@@ -19,7 +19,6 @@ split. Either everything is written or nothing. Other packages add preparers, su
 entry point group ``fairflare.preparers``.
 """
 
-from collections.abc import Mapping
 from importlib.metadata import entry_points
 
 from fairflare.base.plugins import load_object
@@ -49,6 +48,5 @@ def preparers() -> dict[str, Preparer]:
     """Return the preparers by name: those for a user's own files, and those that installed packages add."""
     by_name = {preparer.name: preparer for module in (pictures, volumes) for preparer in module.PREPARERS}
     for point in entry_points(group="fairflare.preparers"):
-        added: Mapping[str, Preparer] = load_object(point)
-        by_name |= added
+        by_name |= load_object(point)
     return by_name

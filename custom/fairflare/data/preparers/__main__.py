@@ -55,8 +55,7 @@ class PreparerCommand(ExplainingCommand):
         words: list[str] = []
         flag = ""
         for word in args:
-            if word.startswith("--"):
-                flag = word
+            flag = word if word.startswith("--") else flag
             further = flag in lists and word != flag and words[-1] != flag
             if further and lists[flag]:  # this word belongs to the value of the words before
                 words[-1] += TOGETHER + word
@@ -90,8 +89,7 @@ def command_of(preparer: Preparer) -> Callable[..., None]:
             print("interrupted; nothing is written", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
 
-    given = [*preparer.options, *SHARED]
-    given += dealing.options(preparer.dealing) if preparer.dealing is not None else []
+    given = [*preparer.options, *SHARED, *([] if preparer.dealing is None else dealing.options(preparer.dealing))]
     run.__signature__ = Signature(given)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in given}
     return run
@@ -103,9 +101,8 @@ def _prepare(preparer: Preparer, given: Mapping[str, Any]) -> None:
     if preparer.dealing is not None:
         options["dealing"] = dealing.take_options(options, preparer.dealing)
         plain |= {name: getattr(options["dealing"], name) for name in field_names(dealing.Dealing)}
-    record = {"preparer": preparer.name, "options": plain}
     with counting_files() as progress:
-        preparer.prepare(**options, record=record, progress=progress)
+        preparer.prepare(**options, record={"preparer": preparer.name, "options": plain}, progress=progress)
     say(Path(options["out_dir"]), by_name="group" in options)
 
 
@@ -116,8 +113,10 @@ def counting_files() -> Iterator[Callable[[int], None]]:
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.completed} files"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(
+        SpinnerColumn(), TextColumn("{task.completed} files"), TimeElapsedColumn(),
+        console=console, transient=True, disable=not console.is_terminal,
+    ) as bar:  # fmt: skip
         line = bar.add_task("", total=None)
         yield lambda done: bar.update(line, completed=done)
 
@@ -144,13 +143,10 @@ def say(out: Path, by_name: bool = False) -> None:
         properties = (f"{key} {', '.join(facts[key])}" for key in ("spacing", "orientation", "label") if facts[key])
         print(f"{site}: {facts['volumes']} volumes; {'; '.join(properties)}")
     given = (f"{name}={json.dumps(value, separators=(',', ':'))}" for name, value in manifest["task"].items())
-    needs = [f"--task {manifest['kind']}"] if "kind" in manifest else []
-    needs += [f"--set {shlex.quote(pair)}" for pair in given]
-    if needs:
-        print(f"A run on it needs: {' '.join(needs)}")
+    print("A run on it needs:", f"--task {manifest['kind']}", *(f"--set {shlex.quote(pair)}" for pair in given))
     print(
         f"Next: {'answer the NOTE on labels, then ' if asked else ''}fairflare check-data {out}, then fairflare run "
-        f"METHOD --data {out / 'fairflare.json'}{' (it takes these from manifest.json)' if needs else ''}"
+        f"METHOD --data {out / 'fairflare.json'} (it takes these from manifest.json)"
     )
 
 

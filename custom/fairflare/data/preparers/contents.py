@@ -27,23 +27,25 @@ from fairflare.data.preparers.names import compose, existing_folder
 
 # Endings of files that may lie beside images, and that are read for other purposes or ignored on purpose.
 SIDECARS = (".json", ".bval", ".bvec", ".tsv", ".csv", ".txt", ".md", ".xml", ".yaml", ".yml", ".md5", ".sha256")
-ITK = "python -c \"import SimpleITK as s; s.WriteImage(s.ReadImage('{0}'), '{1}.nii.gz')\""
 NIBABEL = "python -c \"import nibabel as n; n.save(n.load('{0}'), '{1}.nii.gz')\""
-PILLOW = "python -c \"from PIL import Image; Image.open('{0}').save('{1}.png')\""
-SLIDE = (
-    "a whole slide, to be cut into tiles: python -c \"import openslide as o; o.OpenSlide('{0}').read_region((0, 0), 0, "
-    "(512, 512)).convert('RGB').save('{1}_0_0.png')\""
-)
 VOLUMES_TAKEN = "`fairflare prepare volumes` takes volumes, with --slices axial as pictures"
 CONVERTERS = {
     **dict.fromkeys(SUFFIXES, "pictures: `fairflare prepare images` or `masks` takes them"),
     **dict.fromkeys(VOLUMES, VOLUMES_TAKEN),
-    **dict.fromkeys((".mha", ".mhd", ".nrrd", ".nhdr"), ITK),
+    **dict.fromkeys(
+        (".mha", ".mhd", ".nrrd", ".nhdr"),
+        "python -c \"import SimpleITK as s; s.WriteImage(s.ReadImage('{0}'), '{1}.nii.gz')\"",
+    ),
     **dict.fromkeys((".hdr", ".mgz", ".mgh"), NIBABEL),
     **dict.fromkeys(
-        (".webp", ".pgm", ".ppm", ".pbm", ".pnm", ".tga", ".jp2", ".j2k", ".pcx", ".jfif", ".jpe", ".dib"), PILLOW
+        (".webp", ".pgm", ".ppm", ".pbm", ".pnm", ".tga", ".jp2", ".j2k", ".pcx", ".jfif", ".jpe", ".dib"),
+        "python -c \"from PIL import Image; Image.open('{0}').save('{1}.png')\"",
     ),
-    **dict.fromkeys((".svs", ".ndpi", ".mrxs", ".scn", ".vms", ".bif"), SLIDE),
+    **dict.fromkeys(
+        (".svs", ".ndpi", ".mrxs", ".scn", ".vms", ".bif"),
+        "a whole slide, to be cut into tiles: python -c \"import openslide as o; o.OpenSlide('{0}').read_region((0, "
+        "0), 0, (512, 512)).convert('RGB').save('{1}_0_0.png')\"",
+    ),
     **dict.fromkeys((".zip", ".tar", ".gz", ".tgz", ".7z", ".rar"), "unpack it"),
     # A GIF is converted to RGB, because its palette indices are no labels.
     ".gif": "python -c \"from PIL import Image; Image.open('{0}').convert('RGB').save('{1}.png')\"",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from inspect import Parameter
@@ -76,11 +76,9 @@ class Dealing:
 
     def __post_init__(self) -> None:
         check_fractions(self.fractions)
-        if self.folds:
-            number("folds", self.folds, low=2, whole=True)
         no_test = next((n for n in ("common_test", "global_test") if getattr(self, n) and not self.fractions[2]), None)
-        unpaired = (self.corrupt is None) != (self.corrupt_sites == 0)
         refuse({
+            f"folds must be an integer >= 2, got {self.folds}": self.folds == 1,
             "folds and common_test exclude each other: a fold is the test of its site; see global_test":
                 self.folds > 0 and self.common_test,
             "common_test and global_test exclude each other: a site's own test is one or the other":
@@ -91,7 +89,8 @@ class Dealing:
                 self.partition == "site" and self.sites is not None,
             "partition 'two-pool' needs corrupt_sites: how many sites the second pool is for":
                 self.partition == "two-pool" and not self.corrupt_sites,
-            "corrupt and corrupt_sites belong together": unpaired and self.partition != "two-pool",
+            "corrupt and corrupt_sites belong together":
+                (self.corrupt is None) != (self.corrupt_sites == 0) and self.partition != "two-pool",
         })  # fmt: skip
         _ = self.corruption  # checks its kind and severity
 
@@ -102,8 +101,9 @@ class Dealing:
             return None
         kind, _, severity = self.corrupt.partition(":")
         choice("corrupt", kind, CORRUPTIONS)
-        if not severity.isdigit():
-            raise ValueError(f"corrupt must be KIND:SEVERITY such as gaussian_noise:3, got {self.corrupt!r}")
+        refuse(
+            {f"corrupt must be KIND:SEVERITY such as gaussian_noise:3, got {self.corrupt!r}": not severity.isdigit()}
+        )
         return kind, int(number("severity", int(severity), low=1, high=len(SEVERITIES), whole=True))
 
     @property
@@ -124,11 +124,9 @@ def deal(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list[I
         DataError: there are no images, or no classes although the partition needs them.
         ValueError: these images cannot be partitioned in this way.
     """
-    if not items:
-        raise DataError("no images were found; give the folder that holds them")
+    refuse({"no images were found; give the folder that holds them": not items}, DataError)
     dealt = dealing.partition != "site"
-    alike = dealing.global_test and len({item.name.lower() for item in items}) < len(items)
-    if dealt or dealing.common_test or alike:
+    if dealt or dealing.common_test or (dealing.global_test and len({i.name.lower() for i in items}) < len(items)):
         items = [_apart(item) for item in items]
     if dealt and dealing.global_test and dealing.folds:
         folds = draw_folds(items, dealing.folds, "all images", image_seed("folds", seed))
@@ -136,11 +134,11 @@ def deal(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list[I
     held_out = dealing.common_test or (dealt and dealing.global_test and not dealing.folds)
     held, rest = _hold_out(items, dealing, seed) if held_out else ([], list(items))
     sites = _deal(rest, dealing, seed) if dealt else group_by_key((item.site or "site-1", item) for item in rest)
-    if dealing.corrupt_sites > len(sites):
-        raise ValueError(f"corrupt_sites={dealing.corrupt_sites}, but there are {len(sites)} sites")
+    refuse({
+        f"corrupt_sites={dealing.corrupt_sites}, but there are {len(sites)} sites": dealing.corrupt_sites > len(sites)
+    })  # fmt: skip
     if dealing.global_test:
-        shares = _shares(held, sites, seed)
-        sites = {name: [*items, *shares[name]] for name, items in sites.items()}
+        sites = {name: [*sites[name], *share] for name, share in _shares(held, sites, seed).items()}
     bad = corrupted_sites(list(sites), dealing)
     tests = {quality: _tests(held, dealing, seed, quality) for quality in (False, True) if dealing.common_test}
     return {
@@ -175,8 +173,7 @@ def _hold_out(items: Sequence[Item], dealing: Dealing, seed: int) -> tuple[list[
     share = dealing.fractions[2]
     _, part = partitions.stratified_split(labels, (1 - share, share), seed=image_seed("common test", seed))
     test = {groups[index] for index in part.tolist()}
-    if not test:
-        raise DataError(f"{len(groups)} patient(s) or image(s) are too few for a common test set")
+    refuse({f"{len(groups)} patient(s) or image(s) are too few for a common test set": not test}, DataError)
     return [item for item in items if item.group in test], [item for item in items if item.group not in test]
 
 
@@ -188,8 +185,8 @@ def _shares(held: Sequence[Item], sites: Mapping[str, Sequence[Item]], seed: int
     for label in sorted(set(labels)):
         members = [group for group, group_label in zip(groups, labels, strict=True) if group_label == label]
         rng = np.random.default_rng(image_seed(f"own test {label}", seed))
-        weights = [counts[name][label] or 1e-6 for name in sites]
-        owners = [name for name, n in zip(sites, apportion(weights, len(members)), strict=True) for _ in range(n)]
+        numbers = apportion([counts[name][label] or 1e-6 for name in sites], len(members))
+        owners = [name for name, n in zip(sites, numbers, strict=True) for _ in range(n)]
         owner |= {members[i]: name for i, name in zip(rng.permutation(len(members)).tolist(), owners, strict=True)}
     return {
         name: [replace(item, site="", splits=("test",)) for item in held if owner[item.group] == name] for name in sites
@@ -197,21 +194,20 @@ def _shares(held: Sequence[Item], sites: Mapping[str, Sequence[Item]], seed: int
 
 
 def _deal(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list[Item]]:
-    if dealing.partition in BY_CLASS and not all(isinstance(item.mask, int) for item in items):
-        raise DataError(
-            f"partition {dealing.partition!r} needs classes, and these images have masks; use iid, quantity"
-        )
+    refuse({
+        f"partition {dealing.partition!r} needs classes, and these images have masks; use iid, quantity":
+            dealing.partition in BY_CLASS and not all(isinstance(item.mask, int) for item in items),
+    }, DataError)  # fmt: skip
     groups, labels = group_labels(items)
-    sized = {"alpha": dealing.alpha, "min_size": dealing.min_size}
-    ways: Mapping[str, tuple[Callable[..., Sequence[Any]], dict[str, Any]]] = {
-        "iid": (partitions.iid_partition, {}),
-        "dirichlet": (partitions.dirichlet_partition, sized),
-        "two-pool": (partitions.two_pool_partition, {"num_corrupted": dealing.corrupt_sites, **sized}),
-        "shards": (partitions.shard_partition, {"eta": dealing.eta, "mode": dealing.shard_mode}),
-        "quantity": (partitions.quantity_partition, sized),
-    }
-    way, arguments = ways[dealing.partition]
-    parts = way(labels, dealing.sites, seed=seed, **arguments)
+    sized: dict[str, Any] = {"alpha": dealing.alpha, "min_size": dealing.min_size}
+    way: Any = {
+        "iid": partitions.iid_partition,
+        "dirichlet": partial(partitions.dirichlet_partition, **sized),
+        "two-pool": partial(partitions.two_pool_partition, num_corrupted=dealing.corrupt_sites, **sized),
+        "shards": partial(partitions.shard_partition, eta=dealing.eta, mode=dealing.shard_mode),
+        "quantity": partial(partitions.quantity_partition, **sized),
+    }[dealing.partition]
+    parts = way(labels, dealing.sites, seed=seed)
     by_group = group_by_key((item.group, item) for item in items)
     sites = {
         f"site-{number + 1}": [replace(item, site="") for index in part.tolist() for item in by_group[groups[index]]]
@@ -245,8 +241,10 @@ def _quality(item: Item, dealing: Dealing, seed: int, bad: bool) -> Item:
         if corruption is None or not bad
         else partial(corrupt_image, item.image, *corruption, image_seed(f"{corruption[0]}/{item.name}", seed), edge)
     )
-    mask = item.mask if isinstance(item.mask, int) else partial(resize_image, item.mask, edge, is_mask=True)
-    return replace(item, image=image, mask=mask)
+    return replace(
+        item, image=image,
+        mask=item.mask if isinstance(item.mask, int) else partial(resize_image, item.mask, edge, is_mask=True),
+    )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------ command line
@@ -280,12 +278,11 @@ def take_options(options: dict[str, Any], usual: Dealing) -> Dealing:
     """
     given = {name: options.pop(name) for name in field_names(Dealing)}
     corrupt = None if given["corrupt"] == NO_CORRUPTION else given["corrupt"]
-    corrupts = corrupt is not None or given["partition"] == "two-pool"
     usually: dict[str, Any] = {
         "sites": None if given["partition"] == "site" else usual.sites,
         "common_test": usual.common_test and not given["global_test"],
         "global_test": usual.global_test and not given["common_test"],
-        "corrupt_sites": usual.corrupt_sites if corrupts else 0,
+        "corrupt_sites": usual.corrupt_sites if corrupt is not None or given["partition"] == "two-pool" else 0,
     }
     rule = {name: usually[name] if value is None and name in usually else value for name, value in given.items()}
     return Dealing(**{**rule, "corrupt": corrupt, "fractions": tuple(given["fractions"])})

@@ -75,14 +75,15 @@ class Draft:
         return name
 
     def _submit(self, name: str, source: Source) -> None:
-        if len(self._waiting) >= MOST_WAITING:
-            self._settle()
+        self._settle(MOST_WAITING - 1)
         self._waiting.append((name, self._threads.submit(self._write, name, source)))
 
-    def _settle(self) -> None:
-        name, checksum = self._waiting.popleft()
-        self.checksums[name] = checksum.result()
-        self._progress(len(self.checksums))
+    def _settle(self, most: int) -> None:
+        """Wait until at most so many files are left to write."""
+        while len(self._waiting) > most:
+            name, checksum = self._waiting.popleft()
+            self.checksums[name] = checksum.result()
+            self._progress(len(self.checksums))
 
     def _write(self, name: str, source: Source) -> str:
         target = self.new / name
@@ -101,8 +102,7 @@ class Draft:
 
     def finish(self) -> None:
         """Wait until all files are written, and make the recorded links."""
-        while self._waiting:
-            self._settle()
+        self._settle(0)
         for name, other in self._links:
             first = self.new / other
             for file in sorted(first.iterdir()) if first.is_dir() else [first]:  # a DICOM series is a folder

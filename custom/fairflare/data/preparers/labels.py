@@ -85,7 +85,6 @@ def _odd(looks: Sequence[Look]) -> dict[str, bool]:
     numbers = Counter(
         max(look.values) * ({0, *look.values} == {*range(max(look.values) + 1)}) for look in looks if any(look.values)
     )
-    vary = len(numbers) > 2 and not numbers[0] and 2 * max(numbers.values()) < numbers.total()
     return {
         f"the values {', '.join(map(str, smooth[:8]))} occur only at the borders between others, as smoothing and "
         "resizing make them; export the masks without that (nearest neighbour), or, of one structure in 0 and 255, "
@@ -93,5 +92,6 @@ def _odd(looks: Sequence[Look]) -> dict[str, bool]:
         f"the masks have the numbers 1 to n, and n is from {min(numbers, default=0)} to {max(numbers, default=0)}: "
         "numbers of objects, not structures? Where all are one structure, write the masks again (in Python "
         "np.uint8(mask > 0)); where each is one of its own, say so (--mask-values 0=0 1=1 ..., or "
-        "names in dataset.json)": vary and max(numbers) > 4,
+        "names in dataset.json)":
+            len(numbers) > 2 and not numbers[0] and 2 * max(numbers.values()) < numbers.total() and max(numbers) > 4,
     }  # fmt: skip

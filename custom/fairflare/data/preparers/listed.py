@@ -8,12 +8,11 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-from fairflare.base.checks import first_of, nearest
+from fairflare.base.checks import nearest, refuse
 from fairflare.base.own_errors import reading_as
 from fairflare.data.datalist import SPLITS, DataError
 from fairflare.data.dicom_files import files_of_series
@@ -54,17 +53,15 @@ def groups_by_site(given: Groups, sites: Collection[str]) -> dict[str, str | Non
         site, equals, rest = text.partition("=")
         pair = (text, given[text]) if isinstance(given, Mapping) else (site, rest) if equals and site in sites else None
         site, expression = pair or ("", text)
-        if problem := first_of({
+        refuse({
             f"group: there is no site {site!r}{nearest(site, sites)}": bool(site) and site not in sites,
             f"group has two expressions {f'of site {site!r}' if site else 'without a site'}": site in by_site,
-        }):  # fmt: skip
-            raise ValueError(problem)
+        })  # fmt: skip
         try:
             parts = re.compile(expression).groups
         except re.error as error:
             raise ValueError(f"group must be a regular expression, got {expression!r}: {error}") from error
-        if parts < 1:
-            raise ValueError(f"group must have a part in brackets that is the patient, got {expression!r}")
+        refuse({f"group must have a part in brackets that is the patient, got {expression!r}": parts < 1})
         by_site[site] = expression
     return {site: by_site.get(site, by_site.get("")) for site in sites}
 
@@ -78,14 +75,13 @@ def patient_of(text: str, group: str | None, site: str, image: Path, seed: int) 
     if group is None:
         file = dicom_of(image)
         return None if file is None else person_in_header(file, seed)
-    match = re.search(group, text)
-    if match is None:
-        where = f"site '{site}': " if site else ""
-        raise DataError(
-            f"{where}'{image}' does not match group '{group}', so its patient is not known; give the site an "
-            f"expression of its own (--group '{site or 'SITE'}=EXPR')"
-        )
-    return match.group(1)
+    if match := re.search(group, text):
+        return match.group(1)
+    where = f"site '{site}': " if site else ""
+    raise DataError(
+        f"{where}'{image}' does not match group '{group}', so its patient is not known; give the site an "
+        f"expression of its own (--group '{site or 'SITE'}=EXPR')"
+    )
 
 
 def dicom_of(image: Path) -> Path | None:
@@ -210,21 +206,19 @@ def attributes_of(
                 strict=True,
             )
         )
-        known = [plain.get(text) for text in texts]
         values = sorted(set(plain.values()))
         refuse_two_spellings([] if edges else values, f"groups (column '{column}')")
-        if not edges and len(values) >= MOST_GROUPS:
-            raise DataError(
-                f"column '{column}' has {len(values)} different values, such as {listing(values[:3])}; of numbers "
-                f"give the edges of groups (--attributes {name}={column}:EDGE,EDGE)"
-            )
+        refuse({
+            f"column '{column}' has {len(values)} different values, such as {listing(values[:3])}; of numbers give the "
+            f"edges of groups (--attributes {name}={column}:EDGE,EDGE)": not edges and len(values) >= MOST_GROUPS,
+        }, DataError)  # fmt: skip
         declared[name] = {"kind": "number", "bins": edges} if edges else {"kind": "category", "values": values}
         for row, attributes_of_row, text in zip(rows, by_row, texts, strict=True):
             if text in plain:
                 attributes_of_row[name] = (
                     _read_number(text, f"{row.where}: column '{column}'") if edges else plain[text]
                 )
-        log.info("%d of %d images without a value of %r", known.count(None), len(rows), name)
+        log.info("%d of %d images without a value of %r", sum(text not in plain for text in texts), len(rows), name)
     return declared, by_row
 
 
@@ -232,8 +226,7 @@ def _read_number(text: str, where: str) -> float:
     with suppress(ValueError):
         if math.isfinite(number := float(text)):
             return number
-    comma = "; write it with a decimal point" if "," in text else ""
-    raise DataError(f"{where} must be a number, got '{text}'{comma}")
+    raise DataError(f"{where} must be a number, got '{text}'{'; write it with a decimal point' * (',' in text)}")
 
 
 def split_name(text: str, row: Row) -> str:
@@ -243,46 +236,37 @@ def split_name(text: str, row: Row) -> str:
     return SPLIT_NAMES.get(text.lower(), "")
 
 
-@dataclass(frozen=True)
-class CellMeanings:
-    """Define the meaning of cells that are neither 1 nor 0 in a table of findings.
+def labels_of_cells(item: Item, uncertain: Uncertain | None = None, blank: Blank | None = None) -> tuple[int, ...]:
+    """Return 1, 0 or -1 (not known) for each finding, from the cells of an image's row.
 
-    Attributes:
+    An uncertain label that is to become 0 or 1 is -2 or -3, until it is known whether the image is for the test.
+
+    Args:
+        item: the image, with the cells by finding as its mask.
         uncertain: what -1 becomes, ``"ignore"`` (not known), ``"zero"`` or ``"one"``; always not known in test images.
         blank: what an empty cell becomes, ``"zero"`` or ``"missing"`` (not known).
+
+    Raises:
+        DataError: a cell is not 1, 0, -1 or empty, or the user did not say how such a cell is to be read.
     """
+    return tuple(
+        _label_of_cell(f"{item.row.where}: column '{name}'", text, uncertain, blank) for name, text in item.mask.items()
+    )
 
-    uncertain: Uncertain | None = None
-    blank: Blank | None = None
 
-    def labels(self, item: Item) -> tuple[int, ...]:
-        """Return 1, 0 or -1 (not known) for each finding, from the cells of an image's row.
-
-        An uncertain label that is to become 0 or 1 is -2 or -3, until it is known whether the image is for the test.
-
-        Args:
-            item: the image, with the cells by finding as its mask.
-
-        Raises:
-            DataError: a cell is not 1, 0, -1 or empty, or the user did not say how such a cell is to be read.
-        """
-        return tuple(self._label(item, name, text) for name, text in item.mask.items())
-
-    def _label(self, item: Item, name: str, text: str) -> int:
-        plain = normalise_labels([text])[0]
-        if plain in ("0", "1"):
-            return int(plain)
-        blank = not text or text.lower() in NO_VALUE
-        if not blank and plain != "-1":
-            raise DataError(
-                f"{item.row.where}: column '{name}' has '{text}'; a finding is 1 (there), 0 (not there), -1 (uncertain)"
-                " or empty. Correct it, or take the column out of --classes"
-            )
-        answer = self.blank if blank else self.uncertain
-        if answer is None:
-            asked = "--blank zero (looked for, not there) or missing" if blank else "--uncertain ignore, zero or one"
-            raise DataError(f"{item.row.where}: column '{name}' has '{text}', and what that means is not said: {asked}")
-        return {"zero": 0 if blank else -2, "one": -3}.get(answer, -1)
+def _label_of_cell(where: str, text: str, uncertain: Uncertain | None, blank: Blank | None) -> int:
+    plain = normalise_labels([text])[0]
+    if plain in ("0", "1"):
+        return int(plain)
+    empty = not text or text.lower() in NO_VALUE
+    answer = blank if empty else uncertain
+    asked = "--blank zero (looked for, not there) or missing" if empty else "--uncertain ignore, zero or one"
+    refuse({
+        f"{where} has '{text}'; a finding is 1 (there), 0 (not there), -1 (uncertain) or empty. Correct it, or take "
+        "the column out of --classes": not empty and plain != "-1",
+        f"{where} has '{text}', and what that means is not said: {asked}": answer is None,
+    }, DataError)  # fmt: skip
+    return {"zero": 0 if empty else -2, "one": -3}.get(str(answer), -1)
 
 
 def classes_of(labels: Sequence[str], given: Sequence[str] | None = None) -> tuple[list[str], list[int]]:
@@ -293,23 +277,20 @@ def classes_of(labels: Sequence[str], given: Sequence[str] | None = None) -> tup
     """
     plain = normalise_labels([*labels, *(given or ())])
     classes, names = plain[: len(labels)], plain[len(labels) :]
-    if len(set(names)) != len(names):
-        raise ValueError(f"classes must be different names or numbers, got {list(given or ())}")
+    refuse({f"classes must be different names or numbers, got {list(given or ())}": len(set(names)) != len(names)})
     if names:
-        strange = next((label for label, name in zip(labels, classes, strict=True) if name not in names), None)
-        if strange is not None:
-            raise DataError(f"an image has the label '{strange}'; the classes are {', '.join(given or ())}")
+        if strange := [label for label, name in zip(labels, classes, strict=True) if name not in names]:
+            raise DataError(f"an image has the label '{strange[0]}'; the classes are {', '.join(given or ())}")
         return list(given or ()), [names.index(label) for label in classes]
     names = sorted(set(classes))
     refuse_two_spellings(names, "classes")
-    if len(names) < 2:
-        raise DataError(f"expected at least two classes, found {listing(names)}")
+    refuse({f"expected at least two classes, found {listing(names)}": len(names) < 2}, DataError)
     if all(WHOLE.fullmatch(name) for name in names):
         numbers = sorted(map(int, names))
-        if numbers[0] < 0 or numbers[-1] >= MOST_CLASSES:
-            raise DataError(
-                f"the labels are numbers from {numbers[0]} to {numbers[-1]}; those of classes begin at 0 and end below "
-                f"{MOST_CLASSES}: take other rows out, or name them (--classes {' '.join(map(str, numbers[:3]))} ...)"
-            )
+        refuse({
+            f"the labels are numbers from {numbers[0]} to {numbers[-1]}; those of classes begin at 0 and end below "
+            f"{MOST_CLASSES}: take other rows out, or name them (--classes {' '.join(map(str, numbers[:3]))} ...)":
+                numbers[0] < 0 or numbers[-1] >= MOST_CLASSES,
+        }, DataError)  # fmt: skip
         return [str(number) for number in range(numbers[-1] + 1)], [int(label) for label in classes]
     return names, [names.index(label) for label in classes]

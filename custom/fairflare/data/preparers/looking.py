@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +24,6 @@ from fairflare.data.kinds import Drawn, describe_mask, group_faults, name_site, 
 from fairflare.data.orientation import PLAIN, turn_of, turn_view
 from fairflare.data.preparers.contents import VOLUMES_TAKEN
 from fairflare.data.preparers.items import Item
-from fairflare.data.preparers.names import listing
 from fairflare.data.reading import Reading, _open, notes_on, open_pair, read_pair, reading_takes, whole_numbers
 from fairflare.data.whole_volumes import open_volume
 
@@ -83,8 +82,7 @@ def looks_of(cases: Sequence[Item], look: Looker) -> list[Look | Misfit | str]:
     def try_case(case: Item) -> Look | Misfit | str:
         sample = _sample(case)
         try:
-            several = (case.more, case.channels) if len(case.channels) > 1 else ()
-            return look(sample.image, sample.mask, *several)
+            return look(sample.image, sample.mask, *((case.more, case.channels) if len(case.channels) > 1 else ()))
         except Misfit as error:
             return error
         except MemoryError as error:
@@ -130,8 +128,7 @@ def look_at_picture(image: Path, mask: Path | None, drawn_on: DrawnOn | None = N
     sample, how = Sample(image, mask), Reading(drawn_on=drawn_on)
     for path, what in ((image, "image"), (mask, "mask")) if mask else ((image, "image"),):
         slices = _open(path, what, "", "none", MAX_IMAGE_BYTES, how, alone=False, decoded=False).facts.slices or 1
-        if slices > 1:
-            raise ValueError(f"it is a volume of {slices} slices, not a picture ({VOLUMES_TAKEN})")
+        refuse({f"it is a volume of {slices} slices, not a picture ({VOLUMES_TAKEN})": slices > 1})
     if mask is None:
         return Look(notes=tuple(notes_on(sample, how)))
     try:
@@ -144,8 +141,10 @@ def look_at_picture(image: Path, mask: Path | None, drawn_on: DrawnOn | None = N
     if len(values) > 2 and (odd := odd_pair(image, mask)):
         raise ValueError(odd)
     notes = (*notes_on(sample, how), *(f"mask: {note}" for note in file.notes(True)))
-    drawn = describe_mask(shorten(image), picture.mean(-1), labels)
-    return Look(values, notes, drawn=drawn, names=file.names(), edges=edges_of(labels))
+    return Look(
+        values, notes, drawn=describe_mask(shorten(image), picture.mean(-1), labels), names=file.names(),
+        edges=edges_of(labels),
+    )  # fmt: skip
 
 
 def look_at_volume(
@@ -260,19 +259,7 @@ def refuse_bad(
     if leave_out and len(bad) < number:
         return f"{len(bad)} of {number} {what} are left out:{lines}"
     how = "" if leave_out is None else ", or go on without them (--leave-out)"
-    more = "".join(f"\n  {note}" for note in notes)
-    raise DataError(f"{len(bad)} of {number} {what} cannot be used; repair them or take them out{how}:{lines}{more}")
-
-
-def refuse_empty(sites: Iterable[str], left: Collection[str]) -> None:
-    """Raise ``DataError`` if a site has no usable image left.
-
-    Args:
-        sites: names of all sites of the source.
-        left: names of the sites of usable images.
-
-    Raises:
-        DataError: a site is missing in ``left``; the message names all such sites.
-    """
-    if gone := sorted(set(sites) - set(left)):
-        raise DataError(f"no image of site {listing(gone)} can be used; mend them, or take the site out")
+    raise DataError(
+        f"{len(bad)} of {number} {what} cannot be used; repair them or take them out{how}:{lines}"
+        + "".join(f"\n  {note}" for note in notes)
+    )

@@ -19,8 +19,7 @@ SITE_NAME = re.compile(r"[A-Za-z0-9_-]+")  # pattern of site names that FLARE ac
 
 def existing_folder(folder: Path) -> Path:
     """Return the path of a folder; raise ``DataError`` if the folder does not exist."""
-    if not folder.is_dir():
-        raise DataError(f"'{folder}' is not a folder; give the folder that holds the source files")
+    refuse({f"'{folder}' is not a folder; give the folder that holds the source files": not folder.is_dir()}, DataError)
     return folder
 
 
@@ -75,14 +74,14 @@ def key_cases(
     """
     several = len(names) > 1
     endings = re.compile(rf"(.+?)[-_. /]({'|'.join(map(re.escape, names))})")
-    keyed: list[tuple[tuple[str, int], Path]] = []
-    for name, path in files:
+
+    def key(name: str) -> tuple[str, int]:
         numbered, called = CHANNEL.fullmatch(name), endings.fullmatch(name) if several else None
-        key = (called[1], [*names].index(called[2])) if called else (name, -1)
         if numbered and not pictures and name not in partners and (several or numbered[1] in partners):
-            key = numbered[1], int(numbered[2])
-        keyed.append((key, path))
-    return unique(keyed, why)
+            return numbered[1], int(numbered[2])
+        return (called[1], [*names].index(called[2])) if called else (name, -1)
+
+    return unique(((key(name), path) for name, path in files), why)
 
 
 def site_names(sites: Iterable[str], numbered: bool) -> Mapping[str, str]:

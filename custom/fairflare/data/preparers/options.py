@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from fairflare.base.checks import refuse
+
 if TYPE_CHECKING:
     from fairflare.data.preparers.dealing import Dealing
 
 Plane = Literal["axial", "coronal", "sagittal"]
 TOGETHER = "\n"  # separator between the words of one value
-Made = Callable[[Any], Any] | None
 
 
 def option(
-    name: str, kind: Any, text: str, default: Any = Parameter.empty, *flags: str, made: Made = None, **more: Any
-) -> Parameter:
+    name: str, kind: Any, text: str, default: Any = Parameter.empty, *flags: str,
+    made: Callable[[Any], Any] | None = None, **more: Any,
+) -> Parameter:  # fmt: skip
     """Return an option as the keyword argument of a function.
 
     Args:
@@ -86,8 +88,7 @@ def sites_of(values: Sequence[str] | None) -> dict[str, tuple[Path, Path]]:
             f"--site takes NAME and two paths, got {' '.join(wrong[0])}; they hold images and their labels"
         )
     given = {name: (Path(images), Path(masks)) for name, images, masks in sites}
-    if len(given) != len(sites):
-        raise ValueError(f"--site names a site twice: {', '.join(name for name, _, _ in sites)}")
+    refuse({f"--site names a site twice: {', '.join(name for name, _, _ in sites)}": len(given) != len(sites)})
     return given
 
 
@@ -161,6 +162,9 @@ def declare_preparer(
     name: str, text: str, prepare: Callable[..., dict[str, Path]], names: Sequence[str], dealing: Dealing | None
 ) -> Preparer:  # fmt: skip
     """Return the command that calls ``prepare``, with options for its arguments and for the options ``names``."""
-    given = [parameter for parameter in signature(prepare).parameters.values() if parameter.name in OPTIONS]
-    named = [OPTIONS[parameter.name].replace(default=parameter.default) for parameter in given]
+    named = [
+        OPTIONS[parameter.name].replace(default=parameter.default)
+        for parameter in signature(prepare).parameters.values()
+        if parameter.name in OPTIONS
+    ]
     return Preparer(name, text, prepare, [*named, *(OPTIONS[option] for option in names)], dealing)

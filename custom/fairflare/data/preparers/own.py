@@ -6,12 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fairflare.base.checks import first_of, group_by_key
+from fairflare.base.checks import group_by_key, refuse
 from fairflare.data.datalist import DataError
 from fairflare.data.geometry import DrawnOn, Misfit, notes_of
 from fairflare.data.kinds import name_site, odd_images, odd_masks, shorten, two_names
@@ -20,16 +21,16 @@ from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.labels import labels_of
 from fairflare.data.preparers.listed import (
     Blank,
-    CellMeanings,
     Groups,
     Uncertain,
     attributes_of,
     classes_of,
     groups_by_site,
+    labels_of_cells,
     patient_of,
     refuse_one_patient,
 )  # fmt: skip
-from fairflare.data.preparers.looking import AIR, Look, Looker, looks_of, refuse_bad, refuse_empty
+from fairflare.data.preparers.looking import AIR, Look, Looker, looks_of, refuse_bad
 from fairflare.data.preparers.names import file_name, listing
 from fairflare.data.preparers.options import OPTIONS, Plane
 from fairflare.data.preparers.trees import Tree
@@ -57,7 +58,7 @@ class PrepareRequest:
         classes: names of the classes in the order of their numbers; images of other classes are refused. Default: all
             that occur, numbers by size, names by the alphabet. A table has findings if it lacks the column ``label``
             and has a column for each name in ``classes``.
-        uncertain, blank: what -1 and an empty cell of a finding become, see :class:`.listed.CellMeanings`.
+        uncertain, blank: what -1 and an empty cell of a finding become, see :func:`.listed.labels_of_cells`.
         slices: list slices of this plane instead of whole volumes.
         keep_empty: with ``slices``, also list slices in which the mask is 0.
         leave_out: skip images that cannot be used, or of which no finding is known, and report them; None if the
@@ -145,8 +146,11 @@ def write_own(request: PrepareRequest, trees: Mapping[str, Tree], look: Looker, 
     if empty := sum(seen.empty for seen in looks):
         listed = sum(len(seen.slices or ()) for seen in looks)
         notes.append(f"{empty} of {empty + listed} slices have no label and are left out (--keep-empty keeps them)")
-    seed = request.writing.get("seed", 0)
-    items = [_item(case, seen, expressions[case.site], seed) for case, seen in good if seen.slices != ()]
+    items = [
+        _item(case, seen, expressions[case.site], request.writing.get("seed", 0))
+        for case, seen in good
+        if seen.slices != ()
+    ]
     refuse_one_patient(items, request.group)
     record = dict(request.writing.get("record", {}))
     if what == "volume":
@@ -155,13 +159,16 @@ def write_own(request: PrepareRequest, trees: Mapping[str, Tree], look: Looker, 
         task |= choose_patches(good) if kind and not names else {}
         task |= {"channels": channels} if channels else {}
     if not names:
-        masked = dict.fromkeys(case.site for case, _ in good if case.mask is not None)
-        record["marked"] = {s: Counter(v for case, seen in good if case.site == s for v in seen.values) for s in masked}
-    form = Form(
-        names, stratified=names is not None and not findings, task=task, attributes=declared, notes=notes,
-        mask_labels=meanings,
+        marked = group_by_key((case.site, seen.values) for case, seen in good if case.mask is not None)
+        record["marked"] = {site: Counter(chain.from_iterable(values)) for site, values in marked.items()}
+    return write_pool(
+        items, request.out_dir, request.dealing, settings,
+        Form(
+            names, stratified=names is not None and not findings, task=task, attributes=declared, notes=notes,
+            mask_labels=meanings,
+        ),
+        **{**request.writing, "record": record},
     )  # fmt: skip
-    return write_pool(items, request.out_dir, request.dealing, settings, form, **{**request.writing, "record": record})
 
 
 def _channels(cases: Sequence[Item]) -> list[str]:
@@ -189,11 +196,15 @@ def _label(
         DataError: labels or attributes are not as expected.
         ValueError: options contradict each other.
     """
-    if vars(request.dealing) != vars(Dealing()) and any(case.mask is None for case in cases):
-        raise ValueError("--unlabelled needs images as the sites have them; leave the options of dealing out")
+    refuse({
+        "--unlabelled needs images as the sites have them; leave the options of dealing out":
+            vars(request.dealing) != vars(Dealing()) and any(case.mask is None for case in cases),
+    })  # fmt: skip
     names, labels = _labels(cases, request, what)
-    if request.attributes and cases and not any(case.row for case in cases):
-        raise ValueError("--attributes are columns of a table (--csv, or participants.tsv of BIDS), and there is none")
+    refuse({
+        "--attributes are columns of a table (--csv, or participants.tsv of BIDS), and there is none":
+            request.attributes and cases and not any(case.row for case in cases),
+    })  # fmt: skip
     declared, people = attributes_of(request.attributes, [case.row for case in cases])
     paired = zip(cases, labels, people, strict=True)
     return names, declared, [replace(case, mask=label, attributes=person) for case, label, person in paired]
@@ -211,17 +222,18 @@ def _usable(
     looked = list(zip(cases, looks_of(cases, look), strict=True))
     silent = {case.image for case in cases if isinstance(case.mask, tuple) and max(case.mask) < 0}
     good = [(case, seen) for case, seen in looked if isinstance(seen, Look) and case.image not in silent]
-    bad: list[tuple[str, str | Misfit]] = [
-        (name_site(name, site), problem) for site, tree in trees.items() for name, problem in tree.alone
-    ]
     unusable: list[tuple[Item, str | Misfit]] = [
-        (case, "no finding of it is known for certain") for case in cases if case.image in silent
+        *((case, "no finding of it is known for certain") for case in cases if case.image in silent),
+        *((case, problem) for case, problem in looked if not isinstance(problem, Look)),
     ]
-    unusable += [(case, problem) for case, problem in looked if not isinstance(problem, Look)]
-    bad += [(name_site(shorten(case.image), case.site), problem) for case, problem in unusable]
+    bad: list[tuple[str, str | Misfit]] = [
+        *((name_site(name, site), problem) for site, tree in trees.items() for name, problem in tree.alone),
+        *((name_site(shorten(case.image), case.site), problem) for case, problem in unusable),
+    ]
     if left_out := refuse_bad(bad, len(good) + len(bad), f"{what}(s)", request.leave_out, notes):
         notes.append(left_out)
-    refuse_empty({case.site for case in cases}, {case.site for case, _ in good})
+    if gone := {case.site for case in cases} - {case.site for case, _ in good}:
+        raise DataError(f"no image of site {listing(gone)} can be used; mend them, or take the site out")
     notes += notes_of(note for _, seen in good for note in seen.notes)
     notes += [
         f"{site}: {text}" if site else text
@@ -256,16 +268,17 @@ def _labels(cases: Sequence[Item], request: PrepareRequest, what: str) -> tuple[
         DataError: some images have masks and some have classes, a class is none of the given ones, or classes are
             given although the images have masks.
     """
-    classes, answers = request.classes, CellMeanings(request.uncertain, request.blank)
+    classes = request.classes
     if any(isinstance(case.mask, dict) for case in cases):
-        return list(classes or ()), [case.mask and answers.labels(case) for case in cases]
+        return list(classes or ()), [
+            case.mask and labels_of_cells(case, request.uncertain, request.blank) for case in cases
+        ]
     texts = [case.mask for case in cases if isinstance(case.mask, str)]
-    if problem := first_of({
+    refuse({
         f"some {what}s have masks and some have classes; prepare them one by one":
             len(texts) not in (0, sum(case.mask is not None for case in cases)),
         "--classes are those of a table of classes; masks have structures": bool(classes) and not texts,
-    }):  # fmt: skip
-        raise DataError(problem)
+    }, DataError)  # fmt: skip
     names, numbers = classes_of(texts, classes) if texts else (None, [c.mask for c in cases if c.mask is not None])
     left = iter(numbers)
     return names, [None if case.mask is None else next(left) for case in cases]
@@ -293,8 +306,10 @@ def choose_patches(good: Iterable[tuple[Item, Look]]) -> dict[str, Any]:
         else max(voxel, min(COARSEST, math.ceil(2 * least * voxel / median[:, 0].min() - 1e-6) / 2))
         for voxel in median[:, 0].tolist()
     ]  # fmt: skip
-    lengths = [voxel * count / new for (voxel, count), new in zip(median.tolist(), spacing, strict=True)]
-    patch = [min(PATCH, max(LEAST, 16 * math.ceil(length / 16))) for length in lengths]
+    patch = [
+        min(PATCH, max(LEAST, 16 * math.ceil(voxel * count / new / 16)))
+        for (voxel, count), new in zip(median.tolist(), spacing, strict=True)
+    ]
     return {**proposed, "spacing": [round(voxel, 4) for voxel in spacing], "patch_size": patch}
 
 
@@ -302,11 +317,10 @@ def _is_ct(case: Item, look: Look) -> bool:
     """Return whether all images of a case are CT, by their names or by values as air has; refuse CT beside MR."""
     ct = [air or name.upper() == "CT" for air, name in zip(look.air, case.channels or ("",), strict=True)]
     others = {name for name, is_ct in zip(case.channels, ct, strict=False) if not is_ct and name.upper() not in NUCLEAR}
-    if any(ct) and others:
-        raise DataError(
-            f"'{shorten(case.image)}': of the images {', '.join(case.channels)} some are CT (by name, or by "
-            f"values below {AIR}) and {listing(others)} not; a task takes CT, perhaps with PET, or MR"
-        )
+    refuse({
+        f"'{shorten(case.image)}': of the images {', '.join(case.channels)} some are CT (by name, or by values below "
+        f"{AIR}) and {listing(others)} not; a task takes CT, perhaps with PET, or MR": any(ct) and others,
+    }, DataError)  # fmt: skip
     return all(ct)
 
 

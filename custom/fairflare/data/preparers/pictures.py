@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fairflare.base.checks import refuse
 from fairflare.data.datalist import DataError
 from fairflare.data.preparers.contents import contents
 from fairflare.data.preparers.dealing import Dealing
@@ -52,12 +53,13 @@ def prepare_images(
     """
     request, source = PrepareRequest.take(IMAGES, out_dir, options, dealing), Path(source_dir)
     _check_columns(request.csv, request)
-    if request.csv is None:
-        tree = class_folders(contents(source), request.classes)
-    else:
-        tree = list_table(
+    tree = (
+        class_folders(contents(source), request.classes)
+        if request.csv is None
+        else list_table(
             source, request.csv, request.columns or {}, "label", request.attributes, request.classes, pictures=True
         )
+    )
     return write_own(request, {"": tree}, look_at_picture)
 
 
@@ -84,10 +86,11 @@ def prepare_masks(
     """
     request, source = PrepareRequest.take(MASKS, out_dir, options, dealing), Path(source_dir)
     _check_columns(request.csv, request)
-    if request.csv is None:
-        trees = find_paired_sites(source)
-    else:
-        trees = {"": list_table(source, request.csv, request.columns or {}, "mask", request.attributes, pictures=True)}
+    trees = (
+        find_paired_sites(source)
+        if request.csv is None
+        else {"": list_table(source, request.csv, request.columns or {}, "mask", request.attributes, pictures=True)}
+    )
     return write_own(request, trees, partial(look_at_picture, drawn_on=request.mask_drawn_on))
 
 
@@ -113,13 +116,14 @@ def prepare_folders(
         DataError: the folders or tables are not as expected.
     """
     request = PrepareRequest.take(FOLDERS, out_dir, options)
-    if not sites:
-        raise ValueError("at least one site is needed")
+    refuse({"at least one site is needed": not sites})
     places = {name: (Path(images), Path(labels)) for name, (images, labels) in sites.items()}
     tables = {name: labels for name, (_, labels) in places.items() if labels.is_file()}
     _check_columns(request.csv or next(iter(tables.values()), None), request)
-    if len(tables) not in (0, len(places)):
-        raise DataError(f"{', '.join(tables)} has a table and the others have folders; prepare them one by one")
+    refuse({
+        f"{', '.join(tables)} has a table and the others have folders; prepare them one by one":
+            len(tables) not in (0, len(places)),
+    }, DataError)  # fmt: skip
     called = dict(request.columns or {})
     of_each, people = called, request.attributes  # names of columns and attributes in the tables of the sites
     if request.csv is not None:
@@ -129,16 +133,16 @@ def prepare_folders(
         for name, (images, labels) in places.items()
     }
     if request.csv is not None:
-        folders = {name: images for name, (images, _) in places.items()}
-        add_known(trees, folders, request.csv, called, request.attributes)
+        add_known(
+            trees, {name: images for name, (images, _) in places.items()}, request.csv, called, request.attributes
+        )
     add_unlabelled(trees, request.unlabelled, pictures=True)
     return write_own(request, trees, partial(look_at_picture, drawn_on=request.mask_drawn_on))
 
 
 def _check_columns(csv: str | Path | None, request: PrepareRequest) -> None:
     """Raise ``ValueError`` if columns are named but no CSV file is given."""
-    if csv is None and (request.columns or request.attributes):
-        raise ValueError("columns are those of a CSV file; give csv, too")
+    refuse({"columns are those of a CSV file; give csv, too": csv is None and (request.columns or request.attributes)})
 
 
 PREPARERS = (

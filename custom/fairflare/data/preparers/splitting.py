@@ -6,10 +6,11 @@ import hashlib
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import multimode
 
 import numpy as np
 
-from fairflare.base.checks import numbers
+from fairflare.base.checks import group_by_key, numbers, refuse
 from fairflare.data.corruptions import image_seed
 from fairflare.data.datalist import SPLITS, DataError
 from fairflare.data.partitions import stratified_folds, stratified_split
@@ -26,8 +27,10 @@ def check_fractions(fractions: Sequence[float]) -> None:
         ValueError: a share is out of range, or the sum is not 1.
     """
     given = tuple(numbers("fraction", dict(zip(SPLITS, fractions, strict=False)), of="split", low=0).values())
-    if len(fractions) != 3 or abs(sum(given) - 1) > 1e-6 or not given[0] or not given[1]:
-        raise ValueError(f"fractions must be three shares of sum 1, the first two above 0, got {list(fractions)}")
+    refuse({
+        f"fractions must be three shares of sum 1, the first two above 0, got {list(fractions)}":
+            len(fractions) != 3 or abs(sum(given) - 1) > 1e-6 or not given[0] or not given[1],
+    })  # fmt: skip
 
 
 def split_groups(
@@ -49,8 +52,7 @@ def split_groups(
             "by hand",
             f"site '{site}': too few cases for the splits",
         )
-    digest = hashlib.sha256(site.encode()).digest()
-    rng = np.random.default_rng([seed, *np.frombuffer(digest[:16], dtype="<u4").tolist()])
+    rng = np.random.default_rng([seed, *np.frombuffer(hashlib.sha256(site.encode()).digest()[:16], "<u4").tolist()])
     shuffled = [names[index] for index in rng.permutation(len(names))]
     share = [len(names) * fraction / sum(fractions) for fraction in fractions]
     validation, test = max(1, round(share[1])), max(parts - 2, round(share[2]))
@@ -83,19 +85,20 @@ def assign(
     free = [item for item in items if not item.splits]
     given = {split for item in items for split in item.splits}
     if folds:
-        if given:
-            raise DataError(
-                f"site '{site}': its data say which images are for the test, so "
-                "there are no folds to draw; leave --folds out"
-            )
+        refuse({
+            f"site '{site}': its data say which images are for the test, so there are no folds to draw; leave --folds "
+            "out": given,
+        }, DataError)  # fmt: skip
         tested = {item.group: item.fold for item in items}
         if None in tested.values():
             tested = dict(draw_folds(items, folds, f"site '{site}'", image_seed(f"folds/{site}", seed)))
-        rest = [[item for item in items if tested[item.group] != fold] for fold in range(folds)]
         drawn = [
-            _stratify(items_of_fold, site, image_seed(f"fold {fold}", seed), (*fractions[:2], 0.0))
-            for fold, items_of_fold in enumerate(rest)
-        ]
+            _stratify(
+                [item for item in items if tested[item.group] != fold],
+                site, image_seed(f"fold {fold}", seed), (*fractions[:2], 0.0),
+            )
+            for fold in range(folds)
+        ]  # fmt: skip
         return [[(chosen.get(item.group, "test"),) for item in items] for chosen in drawn]
     shares = (*fractions[:2], 0.0 if "test" in given else fractions[2])
     if "validation" in given:
@@ -119,8 +122,10 @@ def draw_folds(items: Sequence[Item], folds: int, whose: str, seed: int) -> dict
         DataError: there are fewer groups than folds.
     """
     names, labels = group_labels(items)
-    if len(names) < max(folds, 3):
-        raise DataError(f"{whose}: {len(names)} patient(s) or image(s) are too few for {folds} folds; use fewer")
+    refuse({
+        f"{whose}: {len(names)} patient(s) or image(s) are too few for {folds} folds; use fewer":
+            len(names) < max(folds, 3),
+    }, DataError)  # fmt: skip
     if max(Counter(labels).values()) < folds:  # no class has a group for each fold, so classes are ignored
         labels = [0] * len(labels)
     with warnings.catch_warnings():  # scikit-learn warns of classes with fewer samples than folds
@@ -131,16 +136,13 @@ def draw_folds(items: Sequence[Item], folds: int, whose: str, seed: int) -> dict
 
 def group_labels(items: Sequence[Item]) -> tuple[list[str], list[int]]:
     """Return the groups in the order of their first item, and for each group the class that most of its images have."""
-    by_group: dict[str, Counter[int]] = {}
-    for item in items:
-        by_group.setdefault(item.group, Counter())[item.mask if isinstance(item.mask, int) else 0] += 1
-    return list(by_group), [min(counts, key=lambda c: (-counts[c], c)) for counts in by_group.values()]
+    by_group = group_by_key((item.group, item.mask if isinstance(item.mask, int) else 0) for item in items)
+    return list(by_group), [min(multimode(classes)) for classes in by_group.values()]
 
 
 def _stratify(items: Sequence[Item], site: str, seed: int, fractions: Sequence[float]) -> dict[str, str]:
     names, labels = group_labels(items)
-    total = sum(fractions)
-    parts = stratified_split(labels, [f / total for f in fractions], seed=image_seed(f"split/{site}", seed))
+    parts = stratified_split(labels, [f / sum(fractions) for f in fractions], seed=image_seed(f"split/{site}", seed))
     if any(fraction and not len(part) for fraction, part in zip(fractions, parts, strict=True)):
         return split_groups(names, site=site, seed=seed, fractions=fractions)  # every class has too few groups
     return {names[i]: split for split, part in zip(SPLITS, parts, strict=True) for i in part.tolist()}

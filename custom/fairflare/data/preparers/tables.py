@@ -8,7 +8,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from fairflare.base.checks import refuse
+from fairflare.base.checks import group_by_key, refuse
 from fairflare.data.datalist import DataError, suffix_of
 from fairflare.data.image_file import SUFFIXES, VOLUMES
 from fairflare.data.preparers.contents import contents, strip_ending
@@ -62,9 +62,8 @@ def read_table(
     head_line = next((line for line in text.split("\n") if line.strip()), "")
     delimiter = delimiter or max(",;\t|", key="".join(head_line.split('"')[::2]).count)  # outside quotes
     filled = _read_filled_rows(file, text, delimiter, before)
-    if len(filled) < 2:
-        raise DataError(f"'{file}' has no rows; give a head line and a row for each image")
-    (head_at, head), body = filled[0], filled[1:]
+    refuse({f"'{file}' has no rows; give a head line and a row for each image": len(filled) < 2}, DataError)
+    (head_at, head), *body = filled
     columns = [compose(name) for name in head]
     missing, twice = ([n for n in needed if columns.count(n) == 0], [n for n in needed if columns.count(n) > 1])
     refuse({
@@ -87,8 +86,9 @@ def _text_of(file: Path, notes: list[str] | None) -> str:
     except OSError as error:
         raise DataError(f"'{file}' cannot be read: {error.strerror or error}") from error
     coding = next((name for mark, name in MARKS.items() if content.startswith(mark)), "utf-8")
-    if content.startswith(WORKBOOKS):
-        raise DataError(f"'{file}' is a workbook, not a text; save the sheet as 'CSV UTF-8'")
+    refuse({
+        f"'{file}' is a workbook, not a text; save the sheet as 'CSV UTF-8'": content.startswith(WORKBOOKS)
+    }, DataError)  # fmt: skip
     try:
         text = content.decode(coding)
     except UnicodeDecodeError:
@@ -96,8 +96,9 @@ def _text_of(file: Path, notes: list[str] | None) -> str:
         strange = next((word for word in text.split() if not word.isascii()), "")
         note = f"'{file}' is not UTF-8; it is read as Windows-1252, such as '{strange:.60}'"
         log.warning(note) if notes is None else notes.append(note)
-    if "\0" in text:
-        raise DataError(f"'{file}' is no text in UTF-8, UTF-16 or Windows-1252; save the table as 'CSV UTF-8'")
+    refuse({
+        f"'{file}' is no text in UTF-8, UTF-16 or Windows-1252; save the table as 'CSV UTF-8'": "\0" in text
+    }, DataError)  # fmt: skip
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -154,10 +155,7 @@ class Images:
             {path for path in self.contents.images if path.parent not in folders or suffix_of(path) in VOLUMES}
             | {*folders}
         )
-        self._known: dict[str, list[Path]] = {}
-        for path in self.paths:
-            for name in _spellings(path.name):
-                self._known.setdefault(name, []).append(path)
+        self._known = group_by_key((name, path) for path in self.paths for name in _spellings(path.name))
 
     def find(self, name: str) -> Path | None:
         """Return the path of the image that a table names by this path or name, or None if there is no such image.
@@ -170,7 +168,11 @@ class Images:
         """
         asked = _parts(name)
         for key in _spellings(asked[-1]) if asked else ():
-            near = [path for path in self._known.get(key, []) if self._lies_at(path, asked)]
+            near = [
+                path
+                for path in self._known.get(key, [])
+                if all(a == b for a, b in zip(self._parents(path), asked[-2::-1], strict=False))
+            ]
             exact = [path for path in near if path.name == asked[-1]]
             matches = exact if len(exact) == 1 else near
             if len(matches) > 1:
@@ -179,10 +181,9 @@ class Images:
                 return matches[0]
         return None
 
-    def _lies_at(self, path: Path, asked: Sequence[str]) -> bool:
-        """Return whether the folders of an image and those in a table's entry agree, as far as both name any."""
-        parents = _parts(path.relative_to(self.folder).as_posix())[-2::-1]
-        return all(a == b for a, b in zip(parents, asked[-2::-1], strict=False))
+    def _parents(self, path: Path) -> list[str]:
+        """Return the folders of an image below the searched one, from the innermost outwards."""
+        return _parts(path.relative_to(self.folder).as_posix())[-2::-1]
 
     def all(self, names: Sequence[str], named_by: Path) -> list[Path]:
         """Return the path of the image of each name.

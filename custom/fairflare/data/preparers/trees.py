@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from fairflare.base.checks import first_of, group_by_key, nearest
+from fairflare.base.checks import first_of, group_by_key, nearest, refuse
 from fairflare.base.site_data import UNLABELLED
 from fairflare.data.datalist import DataError, suffix_of
 from fairflare.data.dicom_files import DICOM, files_of_series, is_companion
@@ -26,10 +26,6 @@ from fairflare.data.preparers.names import compose, existing_folder, file_name, 
 from fairflare.data.preparers.tables import Images, Row, read_table
 
 WANTED = (*NIFTI, *DICOM)
-OF_PAIRS = "images/ and masks/ (or labels/)"
-EXPECTED = (
-    "imagesTr/ and labelsTr/ (Decathlon), sub-*/ (BIDS), images/ and masks/ (or labels/), or volumes beside their masks"
-)
 PARTICIPANTS = "participants.tsv"  # name of the table of people in a BIDS tree
 NOT_TAKEN = (
     "'{0}' says {1} of the people, which is not taken over; for groups of people give --attributes {2}={2}, of a "
@@ -77,7 +73,9 @@ def trees_of(
         DataError: there are no volumes, or a subfolder is not that of a site.
     """
     return _sites_below(
-        source, lambda folder: _tree(folder, suffixes, attributes, channels), WANTED, EXPECTED,
+        source, lambda folder: _tree(folder, suffixes, attributes, channels), WANTED,
+        "imagesTr/ and labelsTr/ (Decathlon), sub-*/ (BIDS), images/ and masks/ (or labels/), or volumes beside their "
+        "masks",
         "the folders (--site) or the files (--csv)",
     )  # fmt: skip
 
@@ -91,11 +89,15 @@ def find_paired_sites(source: Path) -> dict[str, Tree]:
         DataError: there are no pictures with masks, or a subfolder is not that of a site.
     """
     trees = _sites_below(
-        source, lambda folder: _pair_in(folder, pictures=True), SUFFIXES, OF_PAIRS, "the files in a CSV file (--csv)"
-    )
-    for site, tree in trees.items():
-        tree.cases = [replace(case, text=case.name, name=f"{site}_{case.name}".lstrip("_")) for case in tree.cases]
-    return trees
+        source, lambda folder: _pair_in(folder, pictures=True), SUFFIXES, "images/ and masks/ (or labels/)",
+        "the files in a CSV file (--csv)",
+    )  # fmt: skip
+    return {
+        site: replace(tree, cases=[
+            replace(case, text=case.name, name=f"{site}_{case.name}".lstrip("_")) for case in tree.cases
+        ])
+        for site, tree in trees.items()
+    }  # fmt: skip
 
 
 def _sites_below(
@@ -115,8 +117,7 @@ def _sites_below(
     Raises:
         DataError: nothing is found, or a subfolder with images is not that of a site; else a site could be overlooked.
     """
-    whole_tree = read(existing_folder(source))
-    if whole_tree is not None:
+    if (whole_tree := read(existing_folder(source))) is not None:
         return {"": whole_tree}
     below = {
         compose(path.name): path for path in sorted(source.iterdir()) if path.is_dir() and not is_companion(path.name)
@@ -180,8 +181,9 @@ def _read_dataset_json(file: Path) -> tuple[dict[int, str], list[str]]:
     except FileNotFoundError:
         return {}, []
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        problem = f"its labels and channels cannot be read ({error})"
-        raise DataError(f"'{file}': {problem}; correct the file, or move it away") from error
+        raise DataError(
+            f"'{file}': its labels and channels cannot be read ({error}); correct the file, or move it away"
+        ) from error
 
 
 def pairs(images: Path, masks: Path, pictures: bool = False, channels: Sequence[str] = ()) -> Tree:
@@ -209,9 +211,10 @@ def pairs(images: Path, masks: Path, pictures: bool = False, channels: Sequence[
     why = "have the same name apart from the ending; rename or remove one of them"
     partners = unique(((key_of(name), path) for name, path in marked), why)
     declared = [] if pictures else _read_dataset_json((images if together else images.parent) / DATASET)[1]
-    if channels and len(channels) < len(declared):
-        problem = f"'{DATASET}' declares {len(declared)} images a case ({', '.join(declared)})"
-        raise DataError(f"'{images}': {problem}, --channels names {len(channels)}; name all, none is left out")
+    refuse({
+        f"'{images}': '{DATASET}' declares {len(declared)} images a case ({', '.join(declared)}), --channels names "
+        f"{len(channels)}; name all, none is left out": channels and len(channels) < len(declared),
+    }, DataError)  # fmt: skip
     names = list(channels) or declared
     by_name = key_cases(((key_of(name), path) for name, path in shown), names, partners, why, pictures)
     for key, number in [] if pictures else [one for one in by_name if one[0] not in partners]:
@@ -242,15 +245,13 @@ def _match_masks(
     Raises:
         DataError: there are no files, or cases have more images than names.
     """
-    if not images and not masks:
-        raise DataError("; ".join([f"'{folder}': no image that is read was found", *notes]))
     most = 1 + max((number for _, number in images), default=0)
-    if most > max(len(names), 1):
-        raise DataError(
-            f"'{folder}': the cases have {most} images, named _0000 to _{most - 1:04}, and {len(names)} names of "
-            f"channels ({', '.join(names)}); name all in this order (--channels T2w ADC), or in 'channel_names' of "
-            f"'{DATASET}'"
-        )
+    refuse({
+        "; ".join([f"'{folder}': no image that is read was found", *notes]): not images and not masks,
+        f"'{folder}': the cases have {most} images, named _0000 to _{most - 1:04}, and {len(names)} names of channels "
+        f"({', '.join(names)}); name all in this order (--channels T2w ADC), or in 'channel_names' of '{DATASET}'":
+            most > max(len(names), 1),
+    }, DataError)  # fmt: skip
     tree, whole = Tree([], notes=notes), {*range(len(names))}
     for key, pairs_of in sorted(group_by_key((key, (number, path)) for (key, number), path in images.items()).items()):
         by_channel = dict(sorted(pairs_of))
@@ -277,11 +278,13 @@ def _files_in(folder: Path, pictures: bool, besides: Iterable[Path] = ()) -> tup
             not in a subfolder.
     """
     seen = contents(folder, SUFFIXES if pictures else WANTED, besides)
-    if pictures and seen.series:
-        raise DataError(f"'{seen.series[0]}' is a folder of DICOM files, a volume; {VOLUMES_TAKEN}")
     series = [] if pictures else files_of_series(folder)
-    if any(file_in(path) is None for path in series):  # one SEG holds all slices of its mask
-        raise DataError(f"'{folder}' holds DICOM files itself; put each series into a folder of its own in it")
+    refuse({
+        f"'{next(iter(seen.series), '')}' is a folder of DICOM files, a volume; {VOLUMES_TAKEN}":
+            pictures and seen.series,
+        f"'{folder}' holds DICOM files itself; put each series into a folder of its own in it":
+            any(file_in(path) is None for path in series),  # one SEG holds all slices of its mask
+    }, DataError)  # fmt: skip
     files = [(seen.key(path), path) for path in seen.images if pictures or suffix_of(path) in NIFTI or path in series]
     return sorted([*files, *((seen.key(path), path) for path in seen.series)]), seen.notes()
 
@@ -314,8 +317,7 @@ def _bids(folder: Path, suffixes: Sequence[str], attributes: Mapping[str, str] |
         for case in tree.cases
         for patient in [case.name.partition("/")[0]]
     ]
-    lacking = sorted({str(case.patient) for case in tree.cases if not case.row})
-    if people and lacking:
+    if people and (lacking := sorted({str(case.patient) for case in tree.cases if not case.row})):
         notes.append(f"'{folder / PARTICIPANTS}' does not have {len(lacking)} of the people: {name_first(lacking)}")
     tree.notes += notes
     return tree
@@ -397,8 +399,6 @@ def add_unlabelled(trees: dict[str, Tree], given: Sequence[str] | None, pictures
             site, place = next(iter(trees)), text
         folder = existing_folder(Path(place))
         paths, notes = _files_in(folder, pictures)
-        if not paths:
-            raise DataError("; ".join([f"'{folder}': no image that is read was found", *notes]))
         tree = trees.setdefault(site, Tree([]))
         names = next((case.channels for case in tree.cases), ())
         by_name = key_cases(paths, names, (), "have one name apart from the channel; rename one", pictures)
@@ -424,9 +424,8 @@ def _rows(
     if strange := [name for name in columns if name not in (*known, *OPTIONAL)]:
         raise ValueError(f"columns must be some of {', '.join((*known, *OPTIONAL))}, got {', '.join(strange)}")
     called = {name: columns.get(name, name) for name in (*known, *OPTIONAL)}
-    more = [column for column, _ in columns_of(attributes).values()]
-    needed = dict.fromkeys([*(called[name] for name in (*known, *columns)), *more])
-    return read_table(file, list(needed), remedy, notes), called
+    needed = [called[name] for name in (*known, *columns)] + [column for column, _ in columns_of(attributes).values()]
+    return read_table(file, list(dict.fromkeys(needed)), remedy, notes), called
 
 
 def _read_row(row: Row, called: Mapping[str, str]) -> dict[str, Any]:
@@ -501,20 +500,20 @@ def list_table(
     for row, path, target, *more in zip(table, paths, labels, *others_of, strict=True):
         text = path.relative_to(source).as_posix()
         name = text if path.is_dir() else strip_ending(text)
-        fields = {**_read_row(row, called), "more": tuple(more), "channels": tuple(channels)}
-        cases.append(Item(name, text, path, target, text=text if pictures else name, **fields))
-    notes = [*images.contents.notes(), *notes]
-    notes += [
-        f"'{file}': {number} of {len(cases)} rows do not say {what}"
-        for what, number in (
-            (
-                "the split, and are for training, as others say the validation",
-                any("validation" in c.splits for c in cases) * sum(not c.splits for c in cases),
-            ),
-            ("the patient, and are of one each, unless --group or a header tells", sum(not c.patient for c in cases)),
-        )
-        if 0 < number < len(cases)
-    ]
+        cases.append(Item(
+            name, text, path, target, text=text if pictures else name, more=tuple(more), channels=tuple(channels),
+            **_read_row(row, called),
+        ))  # fmt: skip
+    silent = {
+        "the split, and are for training, as others say the validation":
+            any("validation" in case.splits for case in cases) * sum(not case.splits for case in cases),
+        "the patient, and are of one each, unless --group or a header tells": sum(not case.patient for case in cases),
+    }  # fmt: skip
+    notes = [
+        *images.contents.notes(), *notes,
+        *(f"'{file}': {number} of {len(cases)} rows do not say {what}"
+          for what, number in silent.items() if 0 < number < len(cases)),
+    ]  # fmt: skip
     taken = {*paths, *chain(*others_of), *(label for label in labels if isinstance(label, Path))}
     if others := [path.name for path in images.paths if path not in taken]:
         notes.append(
@@ -533,22 +532,21 @@ def _once(
         DataError: two rows of one image contradict each other.
     """
     columns = [column for column, _ in columns_of(attributes).values()]
-    first: dict[Path, tuple[Row, dict[str, Any]]] = {}
-    kept_items: list[Item] = []
-    again: list[Item] = []
+    first: dict[Path, tuple[Item, dict[str, Any]]] = {}
     for case, label in zip(cases, normalise_labels([str(case.mask) for case in cases]), strict=True):
-        fields = {of: label, "site": case.site, "patient": case.patient or "", "split": "".join(case.splits)}
-        fields |= {column: case.row[column] for column in columns}
-        before, known = first.setdefault(case.image, (case.row, fields))
+        fields = {
+            of: label, "site": case.site, "patient": case.patient or "", "split": "".join(case.splits),
+            **{column: case.row[column] for column in columns},
+        }  # fmt: skip
+        before, known = first.setdefault(case.image, (case, fields))
         if (key := next((key for key in fields if fields[key] != known[key]), None)) is not None:
             raise DataError(
-                f"'{file}', lines {before.line} and {case.row.line}: both name '{case.image}', with the {key} "
+                f"'{file}', lines {before.row.line} and {case.row.line}: both name '{case.image}', with the {key} "
                 f"'{known[key]}' and '{fields[key]}'; take one out"
             )
-        (kept_items if before is case.row else again).append(case)
-    if again:
-        notes.append(f"'{file}': {len(again)} rows repeat an earlier one, such as line {again[0].row.line}")
-    return kept_items
+    if again := [case.row.line for case in cases if first[case.image][0] is not case]:
+        notes.append(f"'{file}': {len(again)} rows repeat an earlier one, such as line {again[0]}")
+    return [case for case, _ in first.values()]
 
 
 def read_site(
@@ -585,16 +583,16 @@ def add_known(
             raise DataError(f"{row.where}: image '{name}' is at several sites; add a column 'site'")
         missing += [] if places else [name]
         items += [Item(name, name, path, "", **_read_row(row, called)) for path in places]
-    if missing:
-        raise DataError(f"'{file}': {len(missing)} images that it names are at no site: {listing(missing)}")
+    refuse({
+        f"'{file}': {len(missing)} images that it names are at no site: {listing(missing)}": missing
+    }, DataError)  # fmt: skip
     known = {item.image: item for item in _once(items, file, "label", attributes, notes)}
     cases = [case for tree in trees.values() for case in tree.cases]
     if lacking := [case.image.name for case in cases if case.image not in known]:
         notes.append(f"{len(lacking)} of {len(cases)} images are not in '{file}': {name_first(lacking)}")
     for tree in trees.values():
         tree.notes += notes
-        rows = [(case, known.get(case.image, case)) for case in tree.cases]
         tree.cases = [
             replace(case, patient=row.patient or case.patient, splits=case.splits or row.splits, row=row.row)
-            for case, row in rows
+            for case, row in ((case, known.get(case.image, case)) for case in tree.cases)
         ]

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from fairflare.base.checks import choice, first_of
+from fairflare.base.checks import choice, refuse
 from fairflare.data.preparers.dealing import Dealing
 from fairflare.data.preparers.looking import look_at_volume
 from fairflare.data.preparers.options import Plane, declare_preparer
@@ -49,14 +49,13 @@ def prepare_volumes(
     request = PrepareRequest.take(VOLUMES, out_dir, options, dealing)
     csv, columns, people, classes = request.csv, request.columns or {}, request.attributes, request.classes
     channels = request.channels or ()
-    if problem := first_of({
+    refuse({
         "give either --source or --site": (source_dir is None) == (not folders),
         "--csv goes with --source; with --site a table takes the place of the folder of masks":
             csv is not None and source_dir is None,
         "--keep-empty is of --slices": request.slices is None and request.keep_empty,
         "--size and --corrupt are of pictures, not of volumes": request.dealing.edge > 0,
-    }):  # fmt: skip
-        raise ValueError(problem)
+    })  # fmt: skip
     plane = None if request.slices is None else choice("slices", request.slices, get_args(Plane))
     if folders:
         trees = {

@@ -7,6 +7,7 @@ import logging
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from itertools import chain, product
@@ -88,9 +89,9 @@ def write_pool(
 ) -> dict[str, Path]:  # fmt: skip
     """Deal the images to sites, and write the sites by :func:`write_sites`; dealt images are split class by class."""
     sites = deal(items, dealing, whole("seed", writing.get("seed", 0), low=0))
-    form = replace(form or Form(), dealing=dealing)
-    form = replace(form, stratified=form.stratified or dealing.partition != "site")
-    return write_sites(sites, out_dir, settings, form, **writing)
+    form = form or Form()
+    dealt = replace(form, dealing=dealing, stratified=form.stratified or dealing.partition != "site")
+    return write_sites(sites, out_dir, settings, dealt, **writing)
 
 
 def write_sites(
@@ -122,8 +123,7 @@ def write_sites(
     Raises:
         DataError: the source files are not as expected, or existing files would be overwritten.
     """
-    if not sites:
-        raise ValueError("at least one site is needed")
+    refuse({"at least one site is needed": not sites})
     form = form or Form()
     seed = whole("seed", writing.get("seed", 0), low=0)
     out = Path(out_dir).expanduser().absolute()
@@ -153,10 +153,9 @@ def write_sites(
             )
         for fold in range(form.dealing.folds + 1):
             file = {"datalist": f"datalist_fold{fold}.json"} if fold else {}
-            settings_by_site = {
+            _write_json(draft.new / (f"fairflare_fold{fold}.json" if fold else SITE_FILE), {"sites": {
                 name: {"data_root": str(target), **more, **(settings or {}), **file} for name, target in targets.items()
-            }
-            _write_json(draft.new / (f"fairflare_fold{fold}.json" if fold else SITE_FILE), {"sites": settings_by_site})
+            }})  # fmt: skip
         _move([
             *((path, draft.old / path.name) for path in existing),
             *((path, out / path.name) for path in sorted(draft.new.iterdir())),
@@ -167,11 +166,10 @@ def write_sites(
 def _find_replaced(out: Path, targets: Sequence[Path], overwrite: bool) -> list[Path]:
     """Return existing files and folders that the new result replaces; raise ``DataError`` unless ``overwrite``."""
     foreign = [path for path in targets if path.exists() and not (path / "datalist.json").is_file()]
-    files = (out / name for name in (SITE_FILE, MANIFEST))
     named = (out / name for name in map(str, _sites_in(out / MANIFEST)) if file_name(name) == name)
     earlier = [folder for folder in named if (folder / "datalist.json").is_file()]
-    paths = dict.fromkeys([*targets, *earlier, *files, *out.glob("fairflare_fold*.json")])
-    existing = [path for path in paths if path.exists()]
+    paths = [*targets, *earlier, out / SITE_FILE, out / MANIFEST, *out.glob("fairflare_fold*.json")]
+    existing = [path for path in dict.fromkeys(paths) if path.exists()]
     refuse({
         f"'{next(iter(existing), '')}' is there already; choose another folder, or overwrite it (--overwrite)":
             existing and not overwrite,
@@ -191,15 +189,11 @@ def _sites_in(file: Path) -> dict[str, Any]:
 
 def _move(moves: Sequence[tuple[Path, Path]]) -> None:
     """Rename all given paths or none: if one renaming fails, undo the earlier ones."""
-    done: list[tuple[Path, Path]] = []
-    try:
+    with ExitStack() as undo:
         for here, there in moves:
             here.rename(there)
-            done.append((here, there))
-    except OSError:
-        for here, there in reversed(done):
-            there.rename(here)
-        raise
+            undo.callback(there.rename, here)
+        undo.pop_all()
 
 
 class _Result:
@@ -208,12 +202,12 @@ class _Result:
     def __init__(self, draft: Draft, form: Form, names: Mapping[str, str], items: Mapping[str, Sequence[Item]]) -> None:
         self.draft, self.form, self.names, self.items = draft, form, names, items
         self.counts: dict[str, dict[str, Counter[str]]] = {}  # number of images by site, split and class
-        self.classes: list[str] = []  # class names in the order of their numbers; empty if the labels are masks
         written = [item for items_of_site in items.values() for item in items_of_site]
         numbers = [item.mask for item in written if isinstance(item.mask, int)]
         self.findings = bool(form.task.get("findings"))
-        if self.findings or (numbers and len(numbers) == sum(item.mask is not None for item in written)):
-            self.classes = list(form.class_names or [f"class_{n}" for n in range(max(numbers) + 1)])
+        classed = self.findings or (numbers and len(numbers) == sum(item.mask is not None for item in written))
+        # Class names in the order of their numbers; empty if the labels are masks.
+        self.classes = list(form.class_names or [f"class_{n}" for n in range(max(numbers) + 1)]) if classed else []
         people = [item.patient for item in written if not item.shared]
         self.notes = list(form.notes)
         if form.keys and None in people:
@@ -259,13 +253,15 @@ class _Result:
             for site, file in product(entries, [*files, "datalist.json"] if fold == 0 else files):
                 folder = self.draft.new / self.names[site]
                 extra = {**more, "channels": [*channels[site]] if several else None}
-                present = {key: value for key, value in extra.items() if value}
-                write_datalist(folder / file, entries[site], name=site, **present)
+                write_datalist(
+                    folder / file, entries[site], name=site, **{key: value for key, value in extra.items() if value}
+                )
                 self.notes += load_datalist(folder, file, site=site, class_labels=bool(self.classes)).doubts
-                by_class = self.classes and not self.findings
                 self.counts.setdefault(site, {
                     split: Counter(
-                        self.classes[entry["label"]] if by_class and "label" in entry else "images" for entry in written
+                        self.classes[entry["label"]] if self.classes and not self.findings and "label" in entry
+                        else "images"
+                        for entry in written
                     )
                     for split, written in entries[site].items()
                 })  # fmt: skip
@@ -293,8 +289,8 @@ class _Result:
         groups = self.form.class_groups
         if groups is None:
             groups = frequency_groups([trained[number] for number in range(len(self.classes))])
-        named = {"class_names": self.classes} if self.form.class_names else {}
-        return named | ({"class_groups": groups} if groups else {})
+        known = {"class_names": self.classes if self.form.class_names else [], "class_groups": groups}
+        return {key: value for key, value in known.items() if value}
 
     def write_manifest(self, record: Mapping[str, Any]) -> None:
         """Write each site's checksums, and a manifest of the sites' images with options, versions and notes."""
@@ -317,7 +313,7 @@ class _Result:
                 **({"label_noise": form.label_noise[site]} if site in form.label_noise else {}),
                 **({"classes": classes} if self.classes and not self.findings else {}),
             }  # fmt: skip
-        content = {
+        _write_json(new / MANIFEST, {
             "kind": "classification" if self.classes else "segmentation",
             **record,
             **({"synthetic": True} if form.synthetic else {}),
@@ -332,8 +328,7 @@ class _Result:
                 **{package: version(package) for package in PACKAGES},
             },
             "sites": sites,
-        }  # fmt: skip
-        _write_json(new / MANIFEST, content)
+        })  # fmt: skip
         for note in dict.fromkeys(self.notes):
             log.warning(note)
 
@@ -353,12 +348,11 @@ def _different(site: str, items: Iterable[Item]) -> Iterator[Item]:
 def one_set(site: str, items: Iterable[Item]) -> tuple[str, ...]:
     """Return the names of the channels of a site's images; raise ``DataError`` if the images have different ones."""
     channel_sets = {item.channels for item in items}
-    if len(channel_sets) > 1:
-        raise DataError(
-            f"site '{site}': the images of some cases are "
-            f"{' and of others '.join(', '.join(names) for names in sorted(channel_sets))}; prepare them as sites of "
-            "their own"
-        )
+    refuse({
+        f"site '{site}': the images of some cases are "
+        f"{' and of others '.join(', '.join(names) for names in sorted(channel_sets))}; prepare them as sites of their "
+        "own": len(channel_sets) > 1,
+    }, DataError)  # fmt: skip
     return next(iter(channel_sets), ())
 
 

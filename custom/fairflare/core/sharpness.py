@@ -11,18 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fairflare.base import checks
 from fairflare.base.task import evaluating
 from fairflare.core.objectives import tensors
 from fairflare.core.objectives.sam import GSAM, NORM_EPS, SAM
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 __all__ = ["GSAM", "SAM", "Sharpness", "search_distance", "sharpness"]
 

@@ -18,10 +18,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fairflare.base import checks
 from fairflare.base.settings import NonNegative, Positive, PositiveInt, settings
@@ -35,9 +36,6 @@ from fairflare.core.aggregation.som_formulas import (
 )
 from fairflare.core.features.layers import is_statistic
 from fairflare.core.weighting import normalise
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 __all__ = [
     "MapSettings",

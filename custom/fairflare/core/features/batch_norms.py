@@ -13,15 +13,13 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from fairflare.base.checks import group_by_key
 from fairflare.base.task import evaluating
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 WIDE = 2**22  # largest number of values that are converted to float64 at once
 MEAN, VARIANCE = "running_mean", "running_var"

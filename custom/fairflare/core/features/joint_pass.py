@@ -9,17 +9,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
+from torch import Tensor, nn
 
 from fairflare.base.machine.computing import full_precision
 from fairflare.base.stopping import check_stop
 from fairflare.base.task import evaluating
 from fairflare.core.features.layers import parameter_layers
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 log = logging.getLogger(__name__)
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fairflare.base.checks import choice, whole
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 LEAST_SAMPLES = {"biased": 2, "unbiased": 4}  # least number of samples, by estimator of HSIC
 COSINE_EPS = 1e-8  # a norm in the denominator of a cosine is at least this

@@ -75,10 +75,9 @@ class RunningClassMean:
     """
 
     def __init__(self, num_classes: int) -> None:
-        num_classes = checks.whole("num_classes", num_classes)
-        self.num_classes = num_classes
-        self.counts = torch.zeros(num_classes, dtype=torch.int64)
-        self._sums = torch.zeros(num_classes, dtype=torch.float64)
+        self.num_classes = checks.whole("num_classes", num_classes)
+        self.counts = torch.zeros(self.num_classes, dtype=torch.int64)
+        self._sums = torch.zeros(self.num_classes, dtype=torch.float64)
         self._epochs: list[tuple[Tensor, Tensor]] = []  # class means of each closed epoch, whether classes had samples
 
     def add(self, values: Tensor, targets: Tensor) -> None:
@@ -114,16 +113,12 @@ class RunningClassMean:
         Raises:
             ValueError: ``before`` of another shape, or missing although no epoch was closed.
         """
-        if before is not None:
-            checks.shape("before", before, self.num_classes)
-        elif not self._epochs:
+        if before is None and not self._epochs:
             raise ValueError("no epoch was closed; call end_epoch() after each, or give before")
-        last = torch.full((self.num_classes,), math.nan, dtype=torch.float64)
-        if before is not None:
-            last = before.detach().to("cpu", torch.float64)
-        if not self._epochs:
-            return last.clone()
-        total = torch.zeros(self.num_classes, dtype=torch.float64)
+        last = torch.full((self.num_classes,), math.nan) if before is None else before.detach().cpu()
+        checks.shape("before", last, self.num_classes)
+        last = last.double()
+        total = torch.zeros(self.num_classes, dtype=torch.float64) if self._epochs else last.clone()
         for means, seen in self._epochs:
             last = torch.where(seen, means, last)
             total += last

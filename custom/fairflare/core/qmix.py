@@ -17,10 +17,8 @@ import numpy as np
 import torch
 
 from fairflare.base import checks
-from fairflare.core.agents.mu_rewards import INITIAL_MU, MU_GRID, REWARD_DELAY, learning_rounds, warmup_in
+from fairflare.core.agents.mu_rewards import INITIAL_MU, MU_GRID, REWARD_DELAY
 from fairflare.core.agents.q_learning import OBSERVATION_SIZE, Learner, Step, available
-
-__all__ = ["QMix", "Step", "epsilon_at", "learning_rounds", "warmup_in"]
 
 EPS_START, EPS_END = 1.0, 0.05  # share of random actions in the first decisions and after the decay
 

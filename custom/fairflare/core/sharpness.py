@@ -20,9 +20,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from fairflare.base import checks
 from fairflare.base.task import evaluating
 from fairflare.core.objectives import tensors
-from fairflare.core.objectives.sam import GSAM, NORM_EPS, SAM
-
-__all__ = ["GSAM", "SAM", "Sharpness", "search_distance", "sharpness"]
+from fairflare.core.objectives.sam import GSAM as GSAM
+from fairflare.core.objectives.sam import NORM_EPS
+from fairflare.core.objectives.sam import SAM as SAM
 
 
 class Sharpness(NamedTuple):
@@ -85,10 +85,9 @@ def sharpness(
     if isinstance(batches, Iterator):
         raise ValueError("batches must be iterable twice, got an iterator (wrap it in a list)")
     params = [p for p in model.parameters() if p.requires_grad]
-    wide = [torch.promote_types(p.dtype, torch.float32) for p in params]
     with _evaluation(model):
         # Start from zeros, not from the first batch's gradients, which may share memory or be expanded.
-        total = [torch.zeros_like(p, dtype=dtype) for p, dtype in zip(params, wide, strict=True)] if rho > 0 else []
+        total = [torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32)) for p in params if rho > 0]
         before = _losses(model, loss_fn, batches, params, total)
         n = len(before)
         checks.not_empty("batches", before, of="sample")
@@ -184,9 +183,7 @@ def _losses(
                 )
             if total and losses.requires_grad:
                 wide = torch.promote_types(losses.dtype, torch.float32)
-                gradients = torch.autograd.grad(losses.sum(dtype=wide), params, allow_unused=True)
-                pairs = [(t, g) for t, g in zip(total, gradients, strict=True) if g is not None]
-                with torch.no_grad():
-                    tensors.add([t for t, _ in pairs], [g for _, g in pairs], 1.0)
+                gradients = torch.autograd.grad(losses.sum(dtype=wide), params, materialize_grads=True)
+                tensors.add(total, gradients, 1.0)
             collected.append(losses.detach().cpu().double())
     return torch.cat(collected)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from fairflare.base import checks
 from fairflare.base.settings import NonNegative, Positive, PositiveInt, settings
+from fairflare.core.aggregation.movement import State
 from fairflare.core.aggregation.som_formulas import (
     Array,
     grid_sq_steps,
@@ -36,19 +37,6 @@ from fairflare.core.aggregation.som_formulas import (
 )
 from fairflare.core.features.layers import is_statistic
 from fairflare.core.weighting import normalise
-
-__all__ = [
-    "MapSettings",
-    "SelfOrganizingMap",
-    "SomResult",
-    "grid_sq_steps",
-    "model_similarity",
-    "pull",
-    "som_weights",
-]
-
-#: Type of a site's model: a state dict, which may read a tensor from disk at access.
-State: TypeAlias = Mapping[str, "torch.Tensor"]
 
 #: Spread of the initial neurons around the mean model, in standard deviations of the parameters.
 SAMPLE_SPREAD = 0.01
@@ -205,8 +193,8 @@ class SelfOrganizingMap(MapSettings):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the map's state between rounds, without the neurons, as plain values."""
-        settings = {"grid": list(self.grid), "seed": self.seed}  # only settings on which stored neurons depend
-        return {"settings": settings, "rounds": self.rounds}
+        # Of the settings only those on which stored neurons depend.
+        return {"settings": {"grid": list(self.grid), "seed": self.seed}, "rounds": self.rounds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state that :meth:`state_dict` returned.
@@ -225,8 +213,7 @@ class SelfOrganizingMap(MapSettings):
             neurons *= SAMPLE_SPREAD * sums.spread()
             neurons[:, :num_sites] = 1.0 / num_sites
         for _ in range(self.epochs):
-            distances = sums.sq_distances(neurons)
-            stay, mixed = pull(distances, strengths, self._sq_steps, eta=self.eta, sigma=self.sigma)
+            stay, mixed = pull(sums.sq_distances(neurons), strengths, self._sq_steps, eta=self.eta, sigma=self.sigma)
             neurons *= stay[:, None]
             neurons[:, :num_sites] += mixed
         return neurons
@@ -237,10 +224,10 @@ class SelfOrganizingMap(MapSettings):
         for _, _, blocks in self._read(models, received, before):
             for block in blocks:
                 sums.add(block)
-        if not sums.count:
-            raise ValueError("the models have no floating tensor to place on the map")
-        if not math.isfinite(sums.sq_received):
-            raise ValueError("the received model is not finite")
+        checks.refuse({
+            "the models have no floating tensor to place on the map": not sums.count,
+            "the received model is not finite": not math.isfinite(sums.sq_received),
+        })  # fmt: skip
         return sums
 
     def _read(
@@ -334,8 +321,10 @@ class _Sums:
 
     def similarities(self) -> list[float]:
         """Return the similarity s_h of every site's model to the received one."""
-        pairs = zip(self.dots.tolist(), self.squares.tolist(), strict=True)
-        return [model_similarity(dot, square, self.sq_received) for dot, square in pairs]
+        return [
+            model_similarity(dot, square, self.sq_received)
+            for dot, square in zip(self.dots.tolist(), self.squares.tolist(), strict=True)
+        ]
 
 
 def _side_by_side(models: Mapping[str, State], received: State) -> Iterator[tuple[str, Tensor, list[Tensor]]]:

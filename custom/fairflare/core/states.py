@@ -121,11 +121,10 @@ def layerwise_average(
         checks.same_names(f"weights of layer {layer!r}", rho, f"weights of layer {first_layer!r}", first)
 
     def weights_of(name: str) -> dict[str, float]:
-        if name not in owner:
-            raise ValueError(f"tensor {name!r} has no owner layer")
-        if owner[name] not in checked:
-            raise ValueError(f"tensor {name!r} belongs to layer {owner[name]!r}, which has no weights")
-        return checked[owner[name]]
+        if (layer := owner.get(name)) in checked:
+            return checked[layer]
+        why = "has no owner layer" if layer is None else f"belongs to layer {layer!r}, which has no weights"
+        raise ValueError(f"tensor {name!r} {why}")
 
     return _average(states, set(first), weights_of, floor=not updates, how=how, movement=movement)
 
@@ -196,11 +195,8 @@ def local_tensor(value: torch.Tensor, received: torch.Tensor, where: str, *, is_
         check_finite(value, where)
         steps = _whole(value, where)
         return (received.long() + steps if is_update else steps).to(received.dtype)
-    total = value
-    if is_update:
-        wide = received.dtype if value.dtype == received.dtype else torch.float64
-        total = received.to(wide) + value.to(wide)
-    total = total.to(received.dtype)
+    wide = received.dtype if value.dtype == received.dtype else torch.float64
+    total = (received.to(wide) + value.to(wide) if is_update else value).to(received.dtype)
     if not all_finite(total):
         raise ValueError(f"{where} is not finite" + (" after adding the update" if is_update else ""))
     return total
@@ -238,7 +234,7 @@ def _average(
     ``floor``: the states are models, not updates; tensors of a model that depend on each other are then made consistent
     after averaging.
     """
-    _check_sites(set(states), sites)
+    checks.same_names("the states", checks.not_empty("the states to average", states), "the weights", sites)
     opened = {site: states[site] for site in sorted(states)}
     first_site, first = next(iter(opened.items()))
     for site, state in opened.items():
@@ -279,19 +275,15 @@ def _mean_of(
         if mean is None:
             if tensor.is_complex():
                 raise ValueError(f"{where} is {tensor.dtype}, not a real number")
-            mean = RobustMiddle(name, site, tensor, how) if look else WeightedMean(name, site, tensor, HELD)
+            mean = RobustMiddle(name, tensor, how) if look else WeightedMean(name, tensor, HELD)
         like = mean.like
         if tensor.shape != like.shape or tensor.is_floating_point() != like.is_floating_point():
             checks.same_shape(where, tensor, whose, like)
             _check_kind(tensor, like, where, whose)
         # Integer tensors are not averaged and need no weight.
-        mean.add(site, tensor, weights_of(name)[site] if tensor.is_floating_point() else 0.0)
+        mean.add(tensor, weights_of(name)[site] if tensor.is_floating_point() else 0.0)
     assert mean is not None
-    return mean.result(floor, wide)
-
-
-def _check_sites(have: set[str], weighted: set[str]) -> None:
-    checks.same_names("the states", checks.not_empty("the states to average", have), "the weights", weighted)
+    return mean.result(floor and name.rpartition(".")[2] == "running_var", wide)
 
 
 def _check_names(state: Mapping[str, object], like: Mapping[str, object], site: str, whose: str) -> None:

@@ -143,9 +143,7 @@ def layer_weights(
 def _delta(site: str, layer: str, value: float) -> float:
     where = f"delta of site {site!r}, layer {layer!r}"
     delta = checks.real(where, value)
-    if math.isfinite(delta):
-        checks.number(where, delta, low=CKA_RANGE[0], high=CKA_RANGE[1])
-    return delta
+    return checks.number(where, delta, low=CKA_RANGE[0], high=CKA_RANGE[1]) if math.isfinite(delta) else delta
 
 
 def dissimilarity_weights(
@@ -174,8 +172,7 @@ def dissimilarity_weights(
         present = [finite[site][layer] for site in sites if layer in finite[site]]
         others = statistics.fmean(present or site_mean.values() or [0.0])
         scores = {site: finite[site].get(layer, site_mean.get(site, others)) for site in sites}
-        clipped = {site: min(max(d, 1.0 - clip_max), 1.0 - clip_min) for site, d in scores.items()}
-        weights[layer] = normalise(clipped)
+        weights[layer] = normalise({s: min(max(d, 1.0 - clip_max), 1.0 - clip_min) for s, d in scores.items()})
     return weights
 
 
@@ -354,8 +351,7 @@ def fedga_weights(
     memory = checks.shares(weights) if weights else {}
     new = set(gaps) - set(memory)
     if new:
-        memory |= dict.fromkeys(new, 1.0 / len(memory | dict.fromkeys(new, 0.0)))
-        memory = normalise(memory)
+        memory = normalise(memory | dict.fromkeys(new, 1.0 / (len(memory) + len(new))))
 
     finite = {site: float(gap) for site, gap in gaps.items() if math.isfinite(gap)}
     mean = statistics.fmean(finite[site] for site in sorted(finite)) if finite and centre else 0.0
@@ -364,9 +360,22 @@ def fedga_weights(
     # Equal gaps leave deviations of rounding size, which the division would turn into a full step.
     if largest <= 1e-12 * max((abs(gap) for gap in finite.values()), default=0.0):
         return dict(sorted(memory.items()))
-    held = math.fsum(memory[site] for site in pulls)
-    moved = normalise({site: min(max(memory[site] + step * pull / largest, 0.0), 1.0) for site, pull in pulls.items()})
-    return dict(sorted((memory | {site: held * share for site, share in moved.items()}).items()))
+    moved = {site: min(max(memory[site] + step * pull / largest, 0.0), 1.0) for site, pull in pulls.items()}
+    return update_share(memory, moved)
+
+
+def update_share(memory: Mapping[str, float], fresh: Mapping[str, float]) -> dict[str, float]:
+    """Return the remembered weights; the sites in ``fresh`` divide the sum of their own weights anew.
+
+    Sites that are not in ``fresh`` keep their weights.
+
+    Args:
+        memory: weight of each site, ``>= 0``; includes all sites of ``fresh``.
+        fresh: number of each site; the sum is shared in proportion to these numbers, of which a negative one counts as
+            0. If all are 0, the shares are equal.
+    """
+    held = math.fsum(memory[site] for site in fresh)
+    return dict(sorted({**memory, **{site: held * share for site, share in normalise(fresh).items()}}.items()))
 
 
 def capped_weights(weights: Mapping[str, float], bound: float | Mapping[str, float]) -> dict[str, float]:
@@ -481,8 +490,6 @@ def mixed(weights: Mapping[str, float], share: float) -> dict[str, float]:
     """
     share = checks.number("share", share, low=0, high=1)
     given = checks.shares(weights)
-    if share == 0:
-        return dict(given)
     return {site: (1.0 - share) * weight + share / len(given) for site, weight in given.items()}
 
 

@@ -256,8 +256,8 @@ class Ledger:
         for number, line in enumerate(lines):
             try:
                 record = json.loads(line)
-                good = line == self._sign({k: v for k, v in record.items() if k != "mac"})
-                good = good and (record["seq"], record["prev"]) == (number + 1, _hash(lines[:number]))
+                signed = self._sign({k: v for k, v in record.items() if k != "mac"})
+                good = (line, record["seq"], record["prev"]) == (signed, number + 1, _hash(lines[:number]))
             except (AttributeError, KeyError, TypeError, ValueError):
                 good = False
             if not good:

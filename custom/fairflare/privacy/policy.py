@@ -182,8 +182,7 @@ class Private:
                 ledger cannot be trusted.
         """
         spending = self._plan_spending(training, run, model)
-        cases, left = run.data.identities("training"), run.num_rounds - run.current_round
-        self._lasts = self.ledger.lasts(cases, spending, left)
+        self._lasts = self.ledger.lasts(run.data.identities("training"), spending, run.num_rounds - run.current_round)
         self._noise = (self.own.reports or 0.0) / (len(PrivateUnits.find(run.data, "test").members) or math.inf)
 
     def check_budget(self, data: SiteData) -> None:
@@ -202,14 +201,11 @@ class Private:
         Raises:
             BudgetRefused: the cost cannot be counted, the budget is spent, or the ledger cannot be trusted.
         """
-        settings = self.own
-        spending = self._plan_spending(training, run, model)
-        after = self.ledger.reserve(run.data.identities("training"), spending, self._names)
-        self._after[request.current_round] = after
-        log.info("site %s: round %d: epsilon %.4f of %g", self.site, request.current_round, after, settings.epsilon)
-        return PrivateLoop(training, run, model, settings.noise, settings.clip, settings.images).train(
-            PrivateUnits.find(run.data)
-        )
+        spending, number = self._plan_spending(training, run, model), request.current_round
+        self._after[number] = self.ledger.reserve(run.data.identities("training"), spending, self._names)
+        log.info("site %s: round %d: epsilon %.4f of %g", self.site, number, self._after[number], self.own.epsilon)
+        loop = PrivateLoop(training, run, model, self.own.noise, self.own.clip, self.own.images)
+        return loop.train(PrivateUnits.find(run.data))
 
     def _plan_spending(self, training: Any, run: SiteRun, model: torch.nn.Module) -> Spending:
         """Return what a round of training will spend; refuse what cannot be counted, naming the setting and remedy."""
@@ -261,19 +257,19 @@ class Private:
     def _spending(
         self, kind: str, units: PrivateUnits, cost: Cost, sensitivity: float, also: tuple[Cost, ...] = ()
     ) -> Spending:
-        many, delta = len(units.members), self._delta(units)
-        return Spending(kind, units.kind, many, *cost, sensitivity, self.own.epsilon, delta, also)
+        target, delta = self.own.epsilon, self._delta(units)
+        return Spending(kind, units.kind, len(units.members), *cost, sensitivity, target, delta, also)
 
     def _delta(self, units: PrivateUnits) -> float:
         many = len(units.members)
         if self.own.delta is None:
             return min(1e-5, 0.1 / many)
         if not 0 < self.own.delta < 1 / many:
-            why = (
+            raise BudgetRefused(
+                self.site,
                 f"delta must lie between 0 and 1/{many} (one over its {many} {units.kind}s), got {self.own.delta:g}; "
-                "correct it in its own file"
+                "correct it in its own file",
             )
-            raise BudgetRefused(self.site, why)
         return self.own.delta
 
     def _facts(self, training: Any, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:

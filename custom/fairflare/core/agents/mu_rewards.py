@@ -41,8 +41,7 @@ def label_entropy(counts: Sequence[int]) -> float:
         Sahoo et al., MICCAI 2024 (FedMRL), Eq. (6), which has no minus sign. The authors' code uses the count of
         class 0 in every logarithm.
     """
-    for label, count in enumerate(counts):
-        checks.number(f"count of class {label}", count, low=0)
+    checks.numbers("count", dict(enumerate(counts)), of="class", low=0)
     total = math.fsum(counts)
     if total <= 0:
         raise ValueError(f"counts must hold at least one image, got {list(counts)}")
@@ -118,8 +117,7 @@ def global_accuracy(
         ValueError: a value out of range, or a site without a count (names the site).
     """
     total = weighted = 0.0
-    for site in sorted(accuracies):
-        value = accuracies[site]
+    for site, value in sorted(accuracies.items()):
         if value is None or math.isnan(value):
             continue
         checks.number(f"accuracy of site {site!r}", value, low=0, high=1)

@@ -23,11 +23,7 @@ def largest(values: torch.Tensor, count: int) -> torch.Tensor:
     Returns:
         A flat boolean mask with exactly that many True; among equal magnitudes the first entries win.
     """
-    return _largest(values.detach().reshape(-1).abs(), count)
-
-
-def _largest(flat: torch.Tensor, count: int) -> torch.Tensor:
-    """Return a mask of the ``count`` largest entries of a flat tensor of magnitudes."""
+    flat = values.detach().reshape(-1).abs()
     count = min(int(checks.number("count", count, low=0, whole=True)), flat.numel())
     if count in (0, flat.numel()):
         return torch.full((flat.numel(),), count > 0)
@@ -43,11 +39,9 @@ def _largest(flat: torch.Tensor, count: int) -> torch.Tensor:
 
 def largest_overall(state: State, count: int) -> dict[str, torch.Tensor]:
     """Return a mask for each tensor of a state that marks the entries with the largest magnitudes in the state."""
-    flat = [state[name].detach().reshape(-1).abs() for name in state]
-    if not flat:
-        return {}
-    sizes = [one.numel() for one in flat]
-    return dict(zip(state, _largest(torch.cat(flat), count).split(sizes), strict=True))
+    flat = [state[name].detach().reshape(-1) for name in state]
+    masks = largest(torch.cat(flat), count).split([one.numel() for one in flat]) if flat else ()
+    return dict(zip(state, masks, strict=True))
 
 
 def pack_entries(name: str, tensor: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ import torch
 
 from fairflare.base import checks
 from fairflare.core.states import State
-from fairflare.core.weighting import POWER_FLOOR, normalise, power_weights
+from fairflare.core.weighting import POWER_FLOOR, normalise, power_weights, update_share
 
 K = TypeVar("K", bound=Hashable)
 LEAST_VARIANCE = 1e-5  # lower bound of a batch norm's variance after one model was subtracted from another
@@ -34,20 +34,6 @@ def finite_or_mean(values: Mapping[str, float], before: Mapping[str, float] | No
     finite = [known[site] for site in sorted(values) if site in known]
     mean = statistics.fmean(finite) if finite else 1.0
     return {site: float(known.get(site, mean)) for site in sorted(values)}
-
-
-def update_share(memory: Mapping[str, float], fresh: Mapping[str, float]) -> dict[str, float]:
-    """Return the remembered weights; the sites in ``fresh`` divide the sum of their own weights anew.
-
-    Sites that are not in ``fresh`` keep their weights.
-
-    Args:
-        memory: weight of each site, ``>= 0``; includes all sites of ``fresh``.
-        fresh: number of each site; the sum is shared in proportion to these numbers, of which a negative one counts as
-            0. If all are 0, the shares are equal.
-    """
-    held = math.fsum(memory[site] for site in fresh)
-    return dict(sorted({**memory, **{site: held * share for site, share in normalise(fresh).items()}}.items()))
 
 
 # ------------------------------------------------------------------------------------------------ FedNova

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import repeat
 
 import torch
 
@@ -17,10 +18,8 @@ CANCELS = 1e-6  # a sum of changes whose length is below this share of their len
 
 
 def pairs(tensor: torch.Tensor, base: torch.Tensor | None) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
-    """Yield each block of a tensor together with the block at the same place of a second tensor."""
-    others = blocks(base) if base is not None else None
-    for index, part in enumerate(blocks(tensor)):
-        yield part, None if others is None else others[index]
+    """Return each block of a tensor together with the block at the same place of a second tensor."""
+    return zip(blocks(tensor), repeat(None) if base is None else blocks(base), strict=base is not None)
 
 
 def change(part: torch.Tensor, base: torch.Tensor | None) -> torch.Tensor:

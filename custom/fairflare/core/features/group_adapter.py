@@ -18,8 +18,6 @@ from torch import nn
 class Values(nn.Module):
     """Store one group's singular values, (r,), as a separate layer, which can have its own aggregation weights."""
 
-    weight: nn.Parameter
-
     def __init__(self, values: torch.Tensor) -> None:
         super().__init__()
         self.weight = nn.Parameter(values)
@@ -65,10 +63,7 @@ class GroupAdapter(nn.Module):
         # The channels are dimension 1 of a convolution's output and the last dimension of a linear layer's.
         between = (1,) * (low.ndim - 2)
         shape = (*between, values.shape[1]) if isinstance(self.base_layer, nn.Linear) else (values.shape[1], *between)
-        outputs: torch.Tensor = self.base_layer(inputs) + self.scale * self.fair_B(
-            low * values.view(len(values), *shape)
-        )
-        return outputs
+        return torch.add(self.base_layer(inputs), self.scale * self.fair_B(low * values.view(len(values), *shape)))
 
     def merge(self) -> None:
         """Add the adapter of an image of unknown group to the layer's weights."""

@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from fairflare.base.checks import refuse
 from fairflare.base.machine.computing import full_precision
 from fairflare.base.stopping import check_stop
 from fairflare.base.task import evaluating
@@ -61,10 +62,11 @@ class JointPass:
     ) -> None:
         layers_of_both = parameter_layers(model_a), parameter_layers(model_b)
         self.wanted = list(layers_of_both[0] if layers is None else dict.fromkeys(layers))
-        for name in [*self.wanted, *(layers_of_both[1] if layers is None else ())]:
-            for which, known in zip(("model_a", "model_b"), layers_of_both, strict=True):
-                if name not in known:
-                    raise ValueError(f"layer {name!r} is not in {which}")
+        refuse({
+            f"layer {name!r} is not in {which}": name not in known
+            for name in [*self.wanted, *(layers_of_both[1] if layers is None else ())]
+            for which, known in zip(("model_a", "model_b"), layers_of_both, strict=True)
+        })  # fmt: skip
         # Compute each batch norm in the same way whichever layers are requested, since the way changes the last bits.
         in_front = [name for name in layers_of_both[0] if name in layers_of_both[1]] if least_pixels is not None else []
         self.names = list(dict.fromkeys([*self.wanted, *in_front]))
@@ -80,15 +82,10 @@ class JointPass:
             m for known in layers_of_both for m in known.values() if m._forward_hooks or m._forward_pre_hooks
         }
         self._sources: dict[str, str] = {}  # layer in front, by batch norm of model a
-        self._layouts: dict[str, Layout] = {}
         self._odd: dict[str, str] = {}  # reason why a layer cannot be compared, by layer
         self._reached: Counter[str] = Counter()  # number of images with features in both models, by layer
         self._held: dict[str, Tensor] = {}  # features of model a; memory is reused, since allocating is slow
-        self._calls: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
-        self._turn: int | None = None
-        self._size = 0
-        self._channels_last = False
-        self._visit: Callable[[str, Tensor, Tensor], None] = lambda name, a, b: None
+        self._turn: int | None = None  # model that a pass runs now; the hooks do nothing else
         self._stack = ExitStack()
         self._divisible = all(map(looks_at_images_alone, self.models))  # whether batches may be divided and joined
 
@@ -140,14 +137,16 @@ class JointPass:
             self._layouts = layouts(self.models[0], first, self.modules[0], alone=self._divisible)
         if self._channels_last:
             images = channels_last(images)
-        self._size, self._visit, self._calls = len(images), visit, (Counter(), Counter())
+        self._size, self._visit, self._calls = len(images), visit, (Counter[str](), Counter[str]())
         for turn, model in enumerate(self.models):
             check_stop()
             self._turn = turn
             model(images.to(_device(model)))
             self._last = None
-            if self.images == 0:
-                self._keep(self._sources if turn == 0 else self.scaled)
+            if self.images == 0:  # only the wanted layers and those in front of wanted batch norms run from now on
+                sources = self._sources if turn == 0 else self.scaled
+                self._kept = {*self.wanted, *(sources.get(name, "") for name in self.wanted)}
+                self.names = [name for name in self.names if name in self._kept]
         self._turn = None
         self.images += len(images)
         for name in self.names:
@@ -158,11 +157,6 @@ class JointPass:
                 self._odd.setdefault(name, f"layer {self.scaled[name]!r} in front of it ran another number of times")
             elif calls_a:
                 self._reached[name] += len(images)
-
-    def _keep(self, sources: Mapping[str, str]) -> None:
-        """Restrict later passes to the wanted layers and to the layers in front of wanted batch norms."""
-        self._kept = {*self.wanted, *(sources.get(name, "") for name in self.wanted)}
-        self.names = [name for name in self.names if name in self._kept]
 
     def find_comparable(self) -> list[str]:
         """Return the layers with features of every image in both models; the log says why other layers lack them.
@@ -198,8 +192,9 @@ class JointPass:
         if output is None:
             self._odd[name] = "its output holds no tensor"
         elif output.shape[:1] != (self._size,):
-            shape = tuple(output.shape)
-            self._odd[name] = f"the {self._size} images are no dimension of its output, which has shape {shape}"
+            self._odd[name] = (
+                f"the {self._size} images are no dimension of its output, which has shape {tuple(output.shape)}"
+            )
         else:
             self._calls[turn][name] += 1
             if name in self.scaled and self.images:
@@ -257,8 +252,10 @@ class JointPass:
             held.copy_(feature)  # copied since a later layer may change the feature in place
         elif held is not None and self._calls[1][name] == self._calls[0][name]:
             if held.shape != feature.shape:
-                shapes = f"{tuple(held.shape)}, of model_b {tuple(feature.shape)}"
-                raise ValueError(f"layer {name!r}: features of model_a have shape {shapes}")
+                raise ValueError(
+                    f"layer {name!r}: features of model_a have shape {tuple(held.shape)}, of model_b "
+                    f"{tuple(feature.shape)}"
+                )
             self._visit(name, held, feature.to(held.device))
 
 
@@ -402,8 +399,7 @@ def _outputs(model: nn.Module, images: Tensor, layers: Mapping[str, nn.Module]) 
 def _another(image: Tensor) -> Tensor:
     if not image.is_floating_point():
         return image.flip(-1)
-    noise = torch.rand(image.shape, generator=torch.Generator().manual_seed(SEED))
-    return noise.to(image)
+    return torch.rand(image.shape, generator=torch.Generator().manual_seed(SEED)).to(image)
 
 
 def _layout(some: Tensor, more: Tensor, images: int) -> Layout | None:
@@ -414,10 +410,8 @@ def _layout(some: Tensor, more: Tensor, images: int) -> Layout | None:
         more: the layer's output for twice as many images, the first half of which are the images of ``some``.
         images: number of images of ``some``.
     """
-    if some.ndim != more.ndim:
-        return None
-    grown = [dim for dim in range(some.ndim) if some.shape[dim] != more.shape[dim]]
-    if len(grown) != 1 or more.shape[grown[0]] != 2 * some.shape[grown[0]]:
+    grown = [dim for dim, (n, m) in enumerate(zip(some.shape, more.shape, strict=False)) if n != m]
+    if some.ndim != more.ndim or len(grown) != 1 or more.shape[grown[0]] != 2 * some.shape[grown[0]]:
         return None
     rows, over = divmod(some.shape[grown[0]], images)
     if over or (grown[0] == 0 and rows == 1):

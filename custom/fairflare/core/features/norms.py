@@ -8,8 +8,9 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fairflare.core.features.layers import is_statistic, layers_of, parameter_layers
 
@@ -18,11 +19,8 @@ log = logging.getLogger(__name__)
 
 def norms_of(kind: str) -> tuple[type[nn.Module], ...]:
     """Return the module classes of norm layers that a setting's value ``"batch"`` or ``"all"`` stands for."""
-    base, nn = torch.nn.modules.batchnorm, torch.nn
-    if kind == "batch":
-        return (base._BatchNorm,)
-    newer = [nn.RMSNorm] if hasattr(nn, "RMSNorm") else []
-    return base._BatchNorm, torch.nn.modules.instancenorm._InstanceNorm, nn.GroupNorm, nn.LayerNorm, *newer
+    others = (_InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+    return (_BatchNorm,) if kind == "batch" else (_BatchNorm, *others)
 
 
 def norm_tensors(model: nn.Module, kind: str) -> list[str]:
@@ -35,9 +33,7 @@ def running_statistics(model: nn.Module) -> list[str]:
     """List the running means, variances and counters of norm layers that have them, in state-dict order."""
     state, layers = model.state_dict(), parameter_layers(model)
     return [
-        name
-        for name, owner in layers_of(state).items()
-        if isinstance(layers[owner], torch.nn.modules.batchnorm._NormBase) and is_statistic(name)
+        name for name, owner in layers_of(state).items() if isinstance(layers[owner], _NormBase) and is_statistic(name)
     ]
 
 

@@ -84,16 +84,14 @@ class SAM:
             TypeError: the closure returned no number.
         """
         loss = self._run(closure)
-        if not math.isfinite(_number(loss)):
+        finite = math.isfinite(_number(loss))
+        params, gradients = self._parameters_and_gradients() if finite and self.rho > 0 else ([], [])
+        norm = tensors.norm(gradients)
+        if not (finite and math.isfinite(norm)):
             self.skipped_steps += 1
             return loss
-        params, gradients = self._parameters_and_gradients() if self.rho > 0 else ([], [])
-        norm = tensors.norm(gradients)
         if norm == 0:
             self.base_optimizer.step()
-            return loss
-        if not math.isfinite(norm):
-            self.skipped_steps += 1
             return loss
 
         first = [_take_gradient(p, g) for p, g in zip(params, gradients, strict=True)]

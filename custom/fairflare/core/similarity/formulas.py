@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairflare.base.checks import choice, whole
+from fairflare.base.checks import choice, refuse, whole
 
 LEAST_SAMPLES = {"biased": 2, "unbiased": 4}  # least number of samples, by estimator of HSIC
 COSINE_EPS = 1e-8  # a norm in the denominator of a cosine is at least this
@@ -112,10 +112,10 @@ def linear_cka(x: Matrix, y: Matrix, estimator: str = "biased") -> float:
     """
     choice("estimator", estimator, LEAST_SAMPLES)
     x, y = _matrix("x", x), _matrix("y", y)
-    if len(x) != len(y):
-        raise ValueError(f"x and y must have the same number of rows, got {len(x)} and {len(y)}")
-    if len(x) == 0:
-        raise ValueError("x and y hold no sample; give at least 2")
+    refuse({
+        f"x and y must have the same number of rows, got {len(x)} and {len(y)}": len(x) != len(y),
+        "x and y hold no sample; give at least 2": len(x) == 0,
+    })  # fmt: skip
     if len(x) < 2:
         return math.nan
     _check(len(x), estimator)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -95,8 +95,7 @@ def layerwise_cka(
 
         def visit(name: str, a: Tensor, b: Tensor) -> None:
             if name in joint.scaled:
-                norms = [module[name] for module in joint.modules]
-                rows[joint.scaled[name]].scaled[name] = _Scaled((a, b), norms)
+                rows[joint.scaled[name]].scaled[name] = _Scaled((a, b), [module[name] for module in joint.modules])
             else:
                 rows[name].add(a, b)
 
@@ -107,9 +106,9 @@ def layerwise_cka(
                 if joint.images == 1 and expected and together:
                     store.check_room((store.bytes_in_memory + store.bytes_in_file) * expected)
             for name in joint.names:
-                matrices = rows[name].grams() if rows[name].n == joint.images - before >= 2 else {}
-                for layer, (k, e) in matrices.items():
-                    alignments[layer].add(k, e)
+                if rows[name].n == joint.images - before >= 2:
+                    for layer, (k, e) in rows[name].grams().items():
+                        alignments[layer].add(k, e)
                 rows[name].clear()
             store.clear()
         if not joint.images:
@@ -131,16 +130,15 @@ class _Scaled:
         norms: the batch norm in both models, in evaluation mode.
     """
 
-    def __init__(self, first: tuple[Tensor, Tensor], norms: Sequence[nn.Module]) -> None:
+    def __init__(self, first: tuple[Tensor, Tensor], norms: Sequence[Any]) -> None:
         self.sizes = [float(x.double().norm()) for x in first]
         self.varies = [False, False]
-        self.squares: list[Tensor] = []  # squared factors s_c^2 of both models, (channels,) in float64
-        for norm in cast(Sequence[torch.nn.modules.batchnorm._BatchNorm], norms):
-            assert norm.running_var is not None
-            square = 1 / (norm.running_var.double() + norm.eps)
-            self.squares.append(
-                (square if norm.weight is None else square * norm.weight.double().square()).to(first[0].device)
-            )
+        scales = [1.0 if norm.weight is None else norm.weight.double().square() for norm in norms]
+        #: Squared factors s_c^2 of both models, (channels,) in float64.
+        self.squares: list[Tensor] = [
+            (1 / (norm.running_var.double() + norm.eps) * scale).to(first[0].device)
+            for norm, scale in zip(norms, scales, strict=True)
+        ]
         self.ratio: float | None = None  # ratio of model a's squared features to model b's
 
     def factors(self, channels: slice, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,8 +159,8 @@ class _Scaled:
 
     def see(self, k: Tensor, e: Tensor, scale: float) -> None:
         """Record from the centered matrices K and E whether the features of each model vary over the images."""
-        v = (k - e).diagonal() / ((self.ratio or 1.0) * scale**2)
-        for i, rows in enumerate((k.diagonal(), v)):
+        squares = k.diagonal(), (k - e).diagonal() / ((self.ratio or 1.0) * scale**2)
+        for i, rows in enumerate(squares):
             self.varies[i] |= not float(rows.max().clamp(min=0).sqrt()) <= CONSTANT * self.sizes[i]
 
 
@@ -196,8 +194,10 @@ class _Rows:
         others = slice(0 if self.first else 1, None)
         self.first = self.first or (a[:1].clone(), b[:1].clone())
         if (width := a.shape[1]) != self.first[0].shape[1]:
-            each = f"{width} features for an image, {self.first[0].shape[1]} for the first"
-            raise ValueError(f"layer {self.name!r}: {each}; all images must have the same size")
+            raise ValueError(
+                f"layer {self.name!r}: {width} features for an image, {self.first[0].shape[1]} for the first; all "
+                "images must have the same size"
+            )
         if self.scale is None and width:
             self._find_scale((a - self.first[0], b - self.first[1]), (a, b))
         if width and len(a[others]) and not self.looked:

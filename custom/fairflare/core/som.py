@@ -155,20 +155,26 @@ class SelfOrganizingMap(MapSettings):
                 site and tensor), the received model is not finite, or neurons are missing or of another shape. The map
                 is then unchanged.
         """
-        if self.rounds and kept is None:
-            raise ValueError(f"step() needs `kept`: pass the neurons that `keep` stored in round {self.rounds - 1}")
+        checks.refuse({
+            f"step() needs `kept`: pass the neurons that `keep` stored in round {self.rounds - 1}":
+                self.rounds and kept is None,
+        })  # fmt: skip
         checks.not_empty("states to place on the map", states)
         models = {site: states[site] for site in sorted(states)}
         sums = self._add_up(models, received, kept)
         excluded = tuple(site for site, square in zip(models, sums.squares, strict=True) if not math.isfinite(square))
-        if len(excluded) == len(models):
-            raise ValueError(f"no site has a finite model: {', '.join(map(repr, excluded))}")
+        checks.refuse({
+            f"no site has a finite model: {', '.join(map(repr, excluded))}": len(excluded) == len(models),
+        })  # fmt: skip
         if excluded:  # rare: read the models once more without the excluded sites
             models = {site: model for site, model in models.items() if site not in excluded}
             sums = self._add_up(models, received, kept)
 
         sites = list(models)
-        similarity = dict(zip(sites, sums.similarities(), strict=True))
+        similarity = {
+            site: model_similarity(dot, square, sums.sq_received)
+            for site, dot, square in zip(sites, sums.dots.tolist(), sums.squares.tolist(), strict=True)
+        }
         strengths = len(sites) * np.array(list(normalise(similarity).values()))
         neurons = self._train(sums, strengths, start_at_mean=kept is None and self.init == "sample")
         distances = sums.sq_distances(neurons)
@@ -266,8 +272,11 @@ class SelfOrganizingMap(MapSettings):
     def _random(self, t: int, b: int, length: int) -> Tensor:
         """Return the random start of all neurons for block b of tensor t; every call returns the same numbers."""
         # The two upper words of the counter identify the block, so that no two blocks share random numbers.
-        counter = np.array([0, 0, b, t], dtype=np.uint64)
-        rng = np.random.Generator(np.random.Philox(counter=counter, key=np.array([self.seed, self.rounds], np.uint64)))
+        rng = np.random.Generator(
+            np.random.Philox(
+                counter=np.array([0, 0, b, t], np.uint64), key=np.array([self.seed, self.rounds], np.uint64)
+            )
+        )
         draw = rng.standard_normal if self.init == "sample" else rng.random
         return torch.from_numpy(draw((len(self._sq_steps), length), dtype=np.float32)).double()
 
@@ -316,15 +325,8 @@ class _Sums:
 
     def spread(self) -> float:
         """Return the standard deviation over all parameters of all local models on the map."""
-        mean = self.totals.mean() / self.count
-        return math.sqrt(max(self.squares.mean() / self.count - mean**2, 0.0))
-
-    def similarities(self) -> list[float]:
-        """Return the similarity s_h of every site's model to the received one."""
-        return [
-            model_similarity(dot, square, self.sq_received)
-            for dot, square in zip(self.dots.tolist(), self.squares.tolist(), strict=True)
-        ]
+        variance = self.squares.mean() / self.count - (self.totals.mean() / self.count) ** 2
+        return math.sqrt(max(variance, 0.0))
 
 
 def _side_by_side(models: Mapping[str, State], received: State) -> Iterator[tuple[str, Tensor, list[Tensor]]]:

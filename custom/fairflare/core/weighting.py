@@ -411,8 +411,7 @@ def capped_weights(weights: Mapping[str, float], bound: float | Mapping[str, flo
         bound = dict.fromkeys(given, bound)
     elif bound.keys() != given.keys():
         checks.same_names("the bounds", bound, "the weights", given)
-    feasible = {most: feasible_bound(len(given), most) for most in set(bound.values())}
-    bounds = {site: feasible[bound[site]] for site in given}
+    bounds = {site: feasible_bound(len(given), bound[site]) for site in given}
     if all(weight <= bounds[site] + CAP_TOLERANCE for site, weight in given.items()):
         return given
     capped_by_site, capped = dict(given), set[str]()
@@ -515,9 +514,8 @@ def _replace_non_finite(values: Mapping[str, float], non_finite: NonFinite) -> d
     finite = [value for value in ordered.values() if math.isfinite(value)]
     if non_finite == "raise" or len(finite) == len(ordered):
         return checks.numbers("value", ordered)
-    if not finite:
-        return dict.fromkeys(ordered, 0.0)
-    substitute = statistics.fmean(finite) if non_finite == "mean" else statistics.median(finite)
+    middle = statistics.fmean if non_finite == "mean" else statistics.median
+    substitute = middle(finite or [0.0])
     return {site: value if math.isfinite(value) else substitute for site, value in ordered.items()}
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fairflare.base.aspect import PRIVATE, refusals
+from fairflare.base.checks import refuse
 from fairflare.base.settings import BelowOne, Positive, PositiveInt, field_names, settings
 from fairflare.base.task import LOSS, SiteData
 from fairflare.core.cells import SUPPRESSED, TEST, VALIDATION, Cell
@@ -262,15 +263,12 @@ class Private:
 
     def _delta(self, units: PrivateUnits) -> float:
         many = len(units.members)
-        if self.own.delta is None:
-            return min(1e-5, 0.1 / many)
-        if not 0 < self.own.delta < 1 / many:
-            raise BudgetRefused(
-                self.site,
-                f"delta must lie between 0 and 1/{many} (one over its {many} {units.kind}s), got {self.own.delta:g}; "
-                "correct it in its own file",
-            )
-        return self.own.delta
+        delta = min(1e-5, 0.1 / many) if self.own.delta is None else self.own.delta
+        refuse({
+            f"delta must lie between 0 and 1/{many} (one over its {many} {units.kind}s), got {delta:g}; correct it in "
+            "its own file": not 0 < delta < 1 / many,
+        }, partial(BudgetRefused, self.site))  # fmt: skip
+        return delta
 
     def _facts(self, training: Any, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         """Return what decides whether the training can be counted, for the rows of the table of aspects."""
@@ -294,12 +292,10 @@ class Private:
         self._names = {"job": request.run, "experiment": request.experiment, "round": request.current_round}
         lines = request.directives.get(LAST_LINE)
         self.ledger.shown = lines.get(self.site) if isinstance(lines, Mapping) else None
-        if (name := request.name) in (*FURTHER, TASK_PLAN):
-            raise BudgetRefused(
-                self.site,
-                f"answers to the task {name!r} are not counted in its privacy ledger; choose a method and settings "
-                "that do not ask for them",
-            )
+        refuse({
+            f"answers to the task {request.name!r} are not counted in its privacy ledger; choose a method and settings "
+            "that do not ask for them": request.name in (*FURTHER, TASK_PLAN),
+        }, partial(BudgetRefused, self.site))  # fmt: skip
 
     def release(self, request: SiteTask, reply: SiteReply, metrics: list[str], units: PrivateUnits | None) -> SiteReply:
         """Return a site's reply without the values that are neither counted in the ledger nor public.
@@ -324,8 +320,8 @@ class Private:
             report |= {} if units is None else self.facts(units, "test" in report["splits"])
         else:
             split = VALIDATION if request.name == TASK_TRAIN else TEST
-            hidden = sorted({*metrics} - {cell.metric for cell in cells})
-            cells += [Cell(name, split=split, reason=SUPPRESSED) for name in hidden]
+            hidden = {*metrics} - {cell.metric for cell in cells}
+            cells += [Cell(name, split=split, reason=SUPPRESSED) for name in sorted(hidden)]
             stats |= {LAST_LINE: self.ledger.last} if self.ledger.last else {}
         if request.name == TASK_TRAIN and request.current_round in self._after:
             stats[EPSILON] = self._after[request.current_round]

@@ -6,7 +6,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -49,7 +49,8 @@ class JointPass:
 
     Attributes:
         wanted: names of the layers to compare.
-        names: names of the layers whose features may be passed: the wanted layers, and layers in front of a batch norm.
+        names: names of the layers whose features may be passed: the wanted layers, and layers in front of a batch norm;
+            an ordered set (the keys of a dict).
         images: number of images seen so far.
         scaled: name of the layer in front, by name of each batch norm that is computed from it.
 
@@ -69,8 +70,7 @@ class JointPass:
         })  # fmt: skip
         # Compute each batch norm in the same way whichever layers are requested, since the way changes the last bits.
         in_front = [name for name in layers_of_both[0] if name in layers_of_both[1]] if least_pixels is not None else []
-        self.names = list(dict.fromkeys([*self.wanted, *in_front]))
-        self._kept = set(self.names)
+        self.names = dict.fromkeys([*self.wanted, *in_front])
         self.models = (model_a, model_b)
         self.modules = tuple({name: known[name] for name in self.names} for known in layers_of_both)
         self.images = 0
@@ -133,8 +133,8 @@ class JointPass:
         """
         if self.images == 0:
             self._channels_last = all(_takes_channels_last(model, images[:1]) for model in self.models)
-            first = images[:1].to(_device(self.models[0]))
-            self._layouts = layouts(self.models[0], first, self.modules[0], alone=self._divisible)
+            model = self.models[0]
+            self._layouts = layouts(model, images[:1].to(_device(model)), self.modules[0], alone=self._divisible)
         if self._channels_last:
             images = channels_last(images)
         self._size, self._visit, self._calls = len(images), visit, (Counter[str](), Counter[str]())
@@ -145,8 +145,8 @@ class JointPass:
             self._last = None
             if self.images == 0:  # only the wanted layers and those in front of wanted batch norms run from now on
                 sources = self._sources if turn == 0 else self.scaled
-                self._kept = {*self.wanted, *(sources.get(name, "") for name in self.wanted)}
-                self.names = [name for name in self.names if name in self._kept]
+                kept = {*self.wanted, *(sources.get(name, "") for name in self.wanted)}
+                self.names = dict.fromkeys(name for name in self.names if name in kept)
         self._turn = None
         self.images += len(images)
         for name in self.names:
@@ -181,7 +181,7 @@ class JointPass:
         return max(1, HELD_BYTES // held) if held else 1
 
     def _hook(self, turn: int, name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if self._turn != turn or name in self._odd or name not in self._kept:  # both models may share a module
+        if self._turn != turn or name in self._odd or name not in self.names:  # both models may share a module
             return
         source, output = self._source(module, args), first_tensor(output)
         if source and self.images == 0 and not _scales(module, self._last, output):
@@ -285,14 +285,12 @@ def _takes_channels_last(model: nn.Module, image: Tensor) -> bool:
 
     A model that calls ``view`` may fail. The test runs two images, since a dimension of size 1 fits every layout.
     """
-    if image.ndim != 4 or _device(model).type != "cpu":
-        return False
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    if image.ndim == 4 and _device(model).type == "cpu":
+        # A user's network may raise any error.
+        with suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]):
             model(channels_last(torch.cat([image, image])))
-    except Exception:  # a user's network may raise any error
-        return False
-    return True
+            return True
+    return False
 
 
 def _scales(norm: nn.Module, last: tuple[str, Tensor, int, Tensor] | None, output: Tensor | None) -> bool:

@@ -282,8 +282,7 @@ def proximal_term(params: Params, reference: Params, mu: float) -> Tensor:
         return torch.zeros((), dtype=first.dtype, device=first.device)
     received = _name_params(reference, trainable=False)
     if not isinstance(reference, torch.nn.Module | Mapping):
-        if len(received) != len(trained):
-            raise ValueError(f"reference has {len(received)} tensors, params {len(trained)}")
+        checks.refuse({f"reference has {len(received)} tensors, params {len(trained)}": len(received) != len(trained)})
         received = dict(zip(trained, received.values(), strict=True))
     for name, w in trained.items():
         if name not in received:
@@ -363,15 +362,13 @@ def _class_counts(counts: Counts, name: str = "counts") -> Tensor:
     numbers = torch.as_tensor(counts, dtype=torch.float64, device="cpu").detach()
     checks.shape(name, numbers, "C")
     checks.numbers(name, dict(enumerate(numbers.tolist())), of="class", low=0)
-    if not bool((numbers > 0).any()):
-        raise ValueError(f"{name} must not all be 0, got {numbers.tolist()}")
+    checks.refuse({f"{name} must not all be 0, got {numbers.tolist()}": not bool((numbers > 0).any())})
     return numbers
 
 
 def _shape_by_class(values: Tensor, logits: Tensor, name: str = "counts") -> Tensor:
     """Return values by class, (C,), in the shape (C, 1, ...), to be added to logits (n, C, ...)."""
-    if len(values) != logits.shape[1]:
-        raise ValueError(f"{name} are of {len(values)} classes, logits of {logits.shape[1]}")
+    checks.refuse({f"{name} are of {len(values)} classes, logits of {logits.shape[1]}": len(values) != logits.shape[1]})
     return values.to(logits).reshape(-1, *[1] * (logits.ndim - 2))
 
 

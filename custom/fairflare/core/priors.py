@@ -113,8 +113,9 @@ class RunningClassMean:
         Raises:
             ValueError: ``before`` of another shape, or missing although no epoch was closed.
         """
-        if before is None and not self._epochs:
-            raise ValueError("no epoch was closed; call end_epoch() after each, or give before")
+        checks.refuse({
+            "no epoch was closed; call end_epoch() after each, or give before": before is None and not self._epochs,
+        })  # fmt: skip
         last = torch.full((self.num_classes,), math.nan) if before is None else before.detach().cpu()
         checks.shape("before", last, self.num_classes)
         last = last.double()
@@ -163,8 +164,7 @@ def rescue_factor(
     checks.shape("before", w, "C")
     checks.same_shape("during", w_hat, "before", w)
     checks.same_shape("counts", present, "before", w)
-    if not bool(present.any()):
-        raise ValueError("counts must not all be 0")
+    checks.refuse({"counts must not all be 0": not bool(present.any())})
     for name, values in (("before", w), ("during", w_hat)):
         by_class = enumerate(torch.where(present, values, 0.0).tolist())
         checks.numbers(name, {c: value for c, value in by_class if value < 0}, of="class", low=0)

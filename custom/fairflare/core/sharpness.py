@@ -82,8 +82,9 @@ def sharpness(
         Wu et al. (FedISM+), Eqs. (9)-(11). Their code augments the images at random, which adds noise to S.
     """
     rho = checks.number("rho", rho, low=0)
-    if isinstance(batches, Iterator):
-        raise ValueError("batches must be iterable twice, got an iterator (wrap it in a list)")
+    checks.refuse({
+        "batches must be iterable twice, got an iterator (wrap it in a list)": isinstance(batches, Iterator),
+    })  # fmt: skip
     params = [p for p in model.parameters() if p.requires_grad]
     with _evaluation(model):
         # Start from zeros, not from the first batch's gradients, which may share memory or be expanded.
@@ -104,8 +105,7 @@ def sharpness(
             after = _losses(model, loss_fn, batches, params, [])
         finally:
             tensors.copy(params, weights)
-    if len(after) != n:
-        raise ValueError(f"batches gave {n} samples in the first pass and {len(after)} in the second")
+    checks.refuse({f"batches gave {n} samples in the first pass and {len(after)} in the second": len(after) != n})
     return Sharpness(loss, float(after.mean()), float((after - before).mean()))
 
 
@@ -172,15 +172,16 @@ def _losses(
         for inputs, targets in batches:
             moved, wanted = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), (inputs, targets))
             sizes = [len(value) for value in tree_leaves(moved) if isinstance(value, torch.Tensor) and value.ndim]
-            if not sizes:
-                raise ValueError(f"inputs of a batch must hold a tensor of samples, got {type(inputs).__name__}")
+            checks.refuse({
+                f"inputs of a batch must hold a tensor of samples, got {type(inputs).__name__}": not sizes,
+            })  # fmt: skip
             losses, size = loss_fn(model(moved), wanted), sizes[0]
-            if losses.ndim == 0:  # the batch's mean loss counts as the loss of each sample
-                losses = losses.expand(size)
-            if losses.shape != (size,):
-                raise ValueError(
-                    f"loss_fn must return {size} losses, shape ({size},), or their mean, got {tuple(losses.shape)}"
-                )
+            # The batch's mean loss counts as the loss of each sample.
+            losses = losses.expand(size) if losses.ndim == 0 else losses
+            checks.refuse({
+                f"loss_fn must return {size} losses, shape ({size},), or their mean, got {tuple(losses.shape)}":
+                    losses.shape != (size,),
+            })  # fmt: skip
             if total and losses.requires_grad:
                 wide = torch.promote_types(losses.dtype, torch.float32)
                 gradients = torch.autograd.grad(losses.sum(dtype=wide), params, materialize_grads=True)

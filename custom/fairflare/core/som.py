@@ -261,12 +261,13 @@ class SelfOrganizingMap(MapSettings):
     def _check_neurons(self, before: State | None, name: str, shape: torch.Size) -> Tensor | None:
         if before is None:
             return None
-        if name not in before:
-            raise ValueError(f"'kept' has no neurons for tensor {name!r}; pass all that the last round gave to 'keep'")
+        checks.refuse({
+            f"'kept' has no neurons for tensor {name!r}; pass all that the last round gave to 'keep'":
+                name not in before,
+        })  # fmt: skip
         neurons = before[name].detach().cpu()
         checks.shape(f"kept neurons of tensor {name!r}", neurons, len(self._sq_steps), *shape)
-        if not bool(torch.isfinite(neurons).all()):
-            raise ValueError(f"kept neurons of tensor {name!r} are not finite")
+        checks.refuse({f"kept neurons of tensor {name!r} are not finite": not bool(torch.isfinite(neurons).all())})
         return neurons.reshape(len(neurons), -1)
 
     def _random(self, t: int, b: int, length: int) -> Tensor:
@@ -338,13 +339,14 @@ def _side_by_side(models: Mapping[str, State], received: State) -> Iterator[tupl
             continue
         tensors = []
         for site, model in models.items():
-            if name not in known[site]:
-                raise ValueError(f"site {site!r}: tensor {name!r} is missing, the received model has it")
+            checks.refuse({
+                f"site {site!r}: tensor {name!r} is missing, the received model has it": name not in known[site],
+            })  # fmt: skip
             tensor = model[name].detach().cpu()
-            if tensor.shape != base.shape or not tensor.is_floating_point():
-                raise ValueError(
-                    f"site {site!r}: tensor {name!r} is {tensor.dtype} of shape {tuple(tensor.shape)}, the received "
-                    f"model has {base.dtype} of shape {tuple(base.shape)}"
-                )
+            checks.refuse({
+                f"site {site!r}: tensor {name!r} is {tensor.dtype} of shape {tuple(tensor.shape)}, the received model "
+                f"has {base.dtype} of shape {tuple(base.shape)}":
+                    tensor.shape != base.shape or not tensor.is_floating_point(),
+            })  # fmt: skip
             tensors.append(tensor)
         yield name, base, tensors

@@ -188,8 +188,10 @@ def local_tensor(value: torch.Tensor, received: torch.Tensor, where: str, *, is_
             dtype.
     """
     checks.same_shape(where, value, "the global model", received)
-    if value.is_complex() or (received.is_floating_point() and not value.is_floating_point()):
-        raise ValueError(f"{where} is {value.dtype}, the global model has {received.dtype}")
+    checks.refuse({
+        f"{where} is {value.dtype}, the global model has {received.dtype}":
+            value.is_complex() or (received.is_floating_point() and not value.is_floating_point()),
+    })  # fmt: skip
     received, value = received.detach(), value.detach().to(received.device)
     if not received.is_floating_point():
         check_finite(value, where)
@@ -197,8 +199,7 @@ def local_tensor(value: torch.Tensor, received: torch.Tensor, where: str, *, is_
         return (received.long() + steps if is_update else steps).to(received.dtype)
     wide = received.dtype if value.dtype == received.dtype else torch.float64
     total = (received.to(wide) + value.to(wide) if is_update else value).to(received.dtype)
-    if not all_finite(total):
-        raise ValueError(f"{where} is not finite" + (" after adding the update" if is_update else ""))
+    checks.refuse({f"{where} is not finite" + " after adding the update" * is_update: not all_finite(total)})
     return total
 
 
@@ -273,8 +274,7 @@ def _mean_of(
         if look:  # a non-finite value shows up in a mean, but a median may hide it
             check_finite(tensor, where)
         if mean is None:
-            if tensor.is_complex():
-                raise ValueError(f"{where} is {tensor.dtype}, not a real number")
+            checks.refuse({f"{where} is {tensor.dtype}, not a real number": tensor.is_complex()})
             mean = RobustMiddle(name, tensor, how) if look else WeightedMean(name, tensor, HELD)
         like = mean.like
         if tensor.shape != like.shape or tensor.is_floating_point() != like.is_floating_point():
@@ -287,22 +287,25 @@ def _mean_of(
 
 
 def _check_names(state: Mapping[str, object], like: Mapping[str, object], site: str, whose: str) -> None:
-    if state.keys() == like.keys():
-        return
-    name = next(name for name in (*like, *state) if name not in state or name not in like)
-    what = f"missing, {whose} has it" if name in like else f"unexpected, {whose} does not have it"
-    raise ValueError(f"site {site!r}: tensor {name!r} is {what}")
+    if state.keys() != like.keys():
+        name = next(name for name in (*like, *state) if name not in state or name not in like)
+        what = f"missing, {whose} has it" if name in like else f"unexpected, {whose} does not have it"
+        raise ValueError(f"site {site!r}: tensor {name!r} is {what}")
 
 
 def _check_kind(tensor: torch.Tensor, like: torch.Tensor, where: str, whose: str) -> None:
-    if tensor.is_complex() or tensor.is_floating_point() != like.is_floating_point():
-        raise ValueError(f"{where} is {tensor.dtype}, {whose} has {like.dtype}")
+    checks.refuse({
+        f"{where} is {tensor.dtype}, {whose} has {like.dtype}":
+            tensor.is_complex() or tensor.is_floating_point() != like.is_floating_point(),
+    })  # fmt: skip
 
 
 def _whole(tensor: torch.Tensor, where: str) -> torch.Tensor:
     """Return a tensor rounded to the nearest integers, as int64."""
     if not tensor.is_floating_point():
         return tensor.long()
-    if bool((tensor.abs() > _LARGEST_WHOLE).any()):
-        raise ValueError(f"{where} holds a number that no integer of the global model can be")
+    checks.refuse({
+        f"{where} holds a number that no integer of the global model can be":
+            bool((tensor.abs() > _LARGEST_WHOLE).any()),
+    })  # fmt: skip
     return tensor.double().round().long()

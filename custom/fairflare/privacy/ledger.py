@@ -270,8 +270,8 @@ class Ledger:
         try:
             head = json.loads(self.head.read_bytes())
             seq, last = int(head["seq"]), head["hash"]
-        except (KeyError, TypeError, ValueError):
-            raise self._refusal("the head of its ledger is damaged") from None
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._refusal("the head of its ledger is damaged") from error
         refuse({
             f"its ledger has {len(lines)} lines, and its head knows of {seq}: it is an older one, or cut":
                 seq > len(lines),
@@ -316,9 +316,8 @@ class Ledger:
 
     def _sign(self, record: Mapping[str, Any]) -> bytes:
         """Return a record as a ledger line that includes the HMAC of its content."""
-        plain = json.dumps(dict(record), sort_keys=True)
-        signed = {**record, "mac": self._code(plain.encode(), b"line").hexdigest()}
-        return json.dumps(signed, sort_keys=True).encode() + b"\n"
+        code = self._code(json.dumps(dict(record), sort_keys=True).encode(), b"line").hexdigest()
+        return json.dumps({**record, "mac": code}, sort_keys=True).encode() + b"\n"
 
     def _code(self, text: bytes, what: bytes) -> hmac.HMAC:
         return hmac.new(self._secret, what + b"\0" + text, hashlib.sha256)

@@ -159,18 +159,19 @@ class Private:
         if PRIVACY not in given:
             return None
         asked, root = given[PRIVACY], given.get("state_root")
-        if not isinstance(asked, Mapping):
-            raise SiteError(f"site {site!r}: setting {PRIVACY!r} must be an object with 'epsilon', got {asked!r:.80}")
+        refuse({
+            f"site {site!r}: setting {PRIVACY!r} must be an object with 'epsilon', got {asked!r:.80}":
+                not isinstance(asked, Mapping),
+        }, SiteError)  # fmt: skip
         try:
             settings = PrivacySettings(**asked)
         except ValueError as error:
             raise SiteError(f"site {site!r}: setting {PRIVACY!r}: {error}") from None
-        if not isinstance(root, str) or not Path(root).is_absolute():
-            raise SiteError(
-                f"site {site!r}: {PRIVACY!r} needs 'state_root', the absolute path of a folder that outlives all jobs, "
-                f"for its ledger, got {root!r:.80}",
-                public=f"site {site!r}: {PRIVACY!r} needs 'state_root', the absolute path of a folder",
-            )
+        short = f"site {site!r}: {PRIVACY!r} needs 'state_root', the absolute path of a folder"
+        refuse({
+            f"{short} that outlives all jobs, for its ledger, got {root!r:.80}":
+                not isinstance(root, str) or not Path(root).is_absolute(),
+        }, partial(SiteError, public=short))  # fmt: skip
         return cls(site, settings, Path(root))
 
     # -- what is trained

@@ -43,8 +43,7 @@ def label_entropy(counts: Sequence[int]) -> float:
     """
     checks.numbers("count", dict(enumerate(counts)), of="class", low=0)
     total = math.fsum(counts)
-    if total <= 0:
-        raise ValueError(f"counts must hold at least one image, got {list(counts)}")
+    checks.refuse({f"counts must hold at least one image, got {list(counts)}": total <= 0})
     return math.fsum(count / total * math.log(count / total) for count in counts if count > 0) + 0.0
 
 
@@ -121,8 +120,10 @@ def global_accuracy(
         if value is None or math.isnan(value):
             continue
         checks.number(f"accuracy of site {site!r}", value, low=0, high=1)
-        if num_validation is not None and site not in num_validation:
-            raise ValueError(f"site {site!r} has an accuracy and no number of validation images")
+        checks.refuse({
+            f"site {site!r} has an accuracy and no number of validation images":
+                num_validation is not None and site not in num_validation,
+        })  # fmt: skip
         count = 1.0 if num_validation is None else num_validation[site]
         total += checks.number(f"number of validation images of site {site!r}", count, low=0)
         weighted += count * value

@@ -197,8 +197,7 @@ class Learner:
     @torch.no_grad()
     def values(self, step: Step) -> Tensor:
         """Return the value Q_h of each action of each agent, (H, actions)."""
-        q: Tensor = self._online(step.observation[None])[0]
-        return q
+        return torch.squeeze(self._online(step.observation[None]), 0)
 
     @torch.no_grad()
     def joint_value(self, step: Step) -> float:

@@ -80,8 +80,10 @@ def limit_changes(
     if not by_site:
         return {}, []
     limits = {w: factor * statistics.median(m.norms[w] for m in by_site.values()) for w in (PARAMETERS, STATISTICS)}
-    names = next(iter(by_site.values())).counters
-    steps = {name: math.floor(factor * statistics.median(m.counters[name] for m in by_site.values())) for name in names}
+    steps = {
+        name: math.floor(factor * statistics.median(m.counters[name] for m in by_site.values()))
+        for name in next(iter(by_site.values())).counters
+    }
     bounded: dict[str, State] = dict(states)
     clips: list[Clip] = []
     for site, measured in by_site.items():

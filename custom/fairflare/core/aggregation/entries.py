@@ -69,8 +69,7 @@ def unpack_entries(download: State, like: State) -> Iterator[tuple[str, torch.Te
             names the tensor).
     """
     for name in (name for name in download if not name.endswith(WHICH)):
-        if name not in like:
-            raise ValueError(f"tensor {name!r} came, which the model does not have")
+        checks.refuse({f"tensor {name!r} came, which the model does not have": name not in like})
         size, values = like[name].numel(), download[name].reshape(-1)
         bits = download.get(name + WHICH)
         mask = (
@@ -78,8 +77,10 @@ def unpack_entries(download: State, like: State) -> Iterator[tuple[str, torch.Te
             if bits is None
             else torch.from_numpy(np.unpackbits(bits.numpy(), count=size).astype(bool))
         )
-        if int(mask.sum()) != values.numel():
-            raise ValueError(f"tensor {name!r}: {values.numel()} numbers came for {int(mask.sum())} places")
+        checks.refuse({
+            f"tensor {name!r}: {values.numel()} numbers came for {int(mask.sum())} places":
+                int(mask.sum()) != values.numel(),
+        })  # fmt: skip
         yield name, mask, values
 
 

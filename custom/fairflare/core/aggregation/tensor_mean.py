@@ -10,6 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from fairflare.base.checks import refuse
+
 HELD = 2**27  # bytes of the sites' copies of one tensor that are collected before they are added up
 #: Elements per block. PyTorch splits an elementwise operation over threads above 32768 elements, and a
 #: float64 block of this size fits the second-level cache.
@@ -66,8 +68,9 @@ class RobustMiddle:
         for block, *parts in zip(result.split(_BLOCK), *(tensor.split(_BLOCK) for tensor in tensors), strict=True):
             middle = self._middle(torch.stack([part.double() for part in parts]), weights)
             block.copy_(middle.clamp_(min=0.0) if floor else middle)
-        if not all_finite(result):
-            raise MeanNotFinite(f"the {self.how.kind} of tensor {self.name!r} does not fit {self.dtype}")
+        refuse({
+            f"the {self.how.kind} of tensor {self.name!r} does not fit {self.dtype}": not all_finite(result),
+        }, MeanNotFinite)  # fmt: skip
         return result.reshape(self.like.shape)
 
     def _middle(self, values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -151,14 +154,14 @@ class WeightedMean:
         mean = torch.empty(self.like.numel(), dtype=torch.float64 if wide else self.dtype)
         for block, sums in self._sums(self._total):  # without a float64 sum of the tensor's size, if none was begun
             mean[block] = torch.from_numpy(np.maximum(sums, 0.0, out=sums) if floor else sums)
-        if not all_finite(mean):
-            raise MeanNotFinite(f"the average of tensor {self.name!r} does not fit {self.dtype}")
+        refuse({
+            f"the average of tensor {self.name!r} does not fit {self.dtype}": not all_finite(mean),
+        }, MeanNotFinite)  # fmt: skip
         return mean.reshape(self.like.shape).to(self.like.device)
 
 
 def check_finite(tensor: torch.Tensor, where: str) -> None:
-    if not all_finite(tensor):
-        raise ValueError(f"{where} is not finite")
+    refuse({f"{where} is not finite": not all_finite(tensor)})
 
 
 def all_finite(tensor: torch.Tensor) -> bool:
@@ -190,7 +193,6 @@ def sq_norm(update: Mapping[str, torch.Tensor]) -> float:
     parts = []
     for name in [n for n, t in update.items() if t.is_floating_point()]:
         squares = [block.double().square().sum().item() for block in blocks(update[name])]
-        if not all(map(math.isfinite, squares)):
-            raise ValueError(f"squared norm of tensor {name!r} is not finite")
+        refuse({f"squared norm of tensor {name!r} is not finite": not all(map(math.isfinite, squares))})
         parts.extend(squares)
     return math.fsum(parts)

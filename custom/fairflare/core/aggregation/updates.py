@@ -50,8 +50,7 @@ def squared_norms(states: Mapping[str, State], received: State | None, names: Co
         for name in (n for n in states[site] if n in names):
             tensor = states[site][name]
             if tensor.is_floating_point():
-                base = None if received is None else received[name]
-                parts += [square(*pair) for pair in pairs(tensor, base)]
+                parts += [square(*pair) for pair in pairs(tensor, None if received is None else received[name])]
         by_site[site] = total(parts)
     return by_site
 

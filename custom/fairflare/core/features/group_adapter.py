@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from fairflare.base.checks import refuse
+
 
 class Values(nn.Module):
     """Store one group's singular values, (r,), as a separate layer, which can have its own aggregation weights."""
@@ -79,11 +81,10 @@ class GroupAdapter(nn.Module):
             return mean
         others = (table.sum(0, keepdim=True) - table) / (len(table) - 1)
         by_group = torch.cat([self.own * table + (1 - self.own) * others, mean])
-        if len(self.numbers) not in (1, len(inputs)):
-            raise ValueError(
-                f"adapters=fair_lora: layer {self.name!r} is given {len(inputs)} rows for {len(self.numbers)} images; "
-                "take layers whose first dimension is the image (adapters.targets)"
-            )
+        refuse({
+            f"adapters=fair_lora: layer {self.name!r} is given {len(inputs)} rows for {len(self.numbers)} images; take "
+            "layers whose first dimension is the image (adapters.targets)": len(self.numbers) not in (1, len(inputs)),
+        })  # fmt: skip
         return by_group[self.numbers.to(table.device)]
 
 

@@ -111,8 +111,9 @@ class JointPass:
         """
         waiting: list[Tensor] = []
         for batch in batches:
-            if not isinstance(batch, torch.Tensor):
-                raise TypeError(f"batches must give tensors of images, got {type(batch).__name__}")
+            refuse({
+                f"batches must give tensors of images, got {type(batch).__name__}": not isinstance(batch, torch.Tensor),
+            }, TypeError)  # fmt: skip
             if waiting and (batch.shape[1:] != waiting[0].shape[1:] or not self._divisible):
                 yield torch.cat(waiting)
                 waiting = []
@@ -169,8 +170,7 @@ class JointPass:
                 self._odd.setdefault(name, f"called for {self._reached[name]} of {self.images} images")
         odd = {name: reason for name, reason in self._odd.items() if name in self.wanted}
         reasons = "; ".join(f"layer {name!r}: {reason}" for name, reason in odd.items())
-        if self.wanted and len(odd) == len(self.wanted):
-            raise ValueError(f"no layer can be compared: {reasons:.1000}")
+        refuse({f"no layer can be compared: {reasons:.1000}": self.wanted and len(odd) == len(self.wanted)})
         if reasons:
             log.warning("layers without a similarity: %.1000s", reasons)
         return [name for name in self.wanted if name not in odd]
@@ -240,7 +240,7 @@ class JointPass:
         if turn == 0:
             self._sources[name] = source
         elif source and source == self._sources.get(name) and not {name, source} & self._layouts.keys():
-            once = all(self._calls[0][layer] == 1 for layer in (name, source))
+            once = self._calls[0][name] == self._calls[0][source] == 1
             if once and output[0, 0].numel() >= (self._least_pixels or 0):
                 self.scaled[name] = source
 

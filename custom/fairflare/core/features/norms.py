@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from fairflare.base.checks import refuse
 from fairflare.core.features.layers import is_statistic, layers_of, parameter_layers
 
 log = logging.getLogger(__name__)
@@ -62,11 +63,11 @@ def lone_samples(model: nn.Module) -> Iterator[None]:
     def switch_off(name: str, module: Any, args: tuple[Any, ...]) -> None:
         if not module.training or not args or args[0].ndim < 2 or args[0].numel() != args[0].shape[1]:
             return
-        if module.running_mean is None:
-            raise LoneSample(
-                f"batch norm {name!r} has no running statistics and got one sample with 1x1 features; choose another "
-                "batch_size (its last batch has one sample), or a norm that does not look at the batch"
-            )
+        refuse({
+            f"batch norm {name!r} has no running statistics and got one sample with 1x1 features; choose another "
+            "batch_size (its last batch has one sample), or a norm that does not look at the batch":
+                module.running_mean is None,
+        }, LoneSample)  # fmt: skip
         if not warned:
             warned.append(name)
             log.info("a batch of one sample: batch norm %r takes its running statistics, unchanged", name)

@@ -188,13 +188,12 @@ def _take_gradient(param: Tensor, gradient: Tensor) -> Tensor:
 
 def _running_statistics(model: nn.Module | None) -> list[tuple[Tensor, Tensor]]:
     """Return pairs of a norm layer's buffer and its copy, for all norm layers of a model."""
-    buffers = [
-        buffer
+    return [
+        (buffer, buffer.clone())
         for module in (model.modules() if model is not None else ())
         if isinstance(module, _NormBase)
         for buffer in module.buffers(recurse=False)
     ]
-    return [(buffer, buffer.clone()) for buffer in buffers]
 
 
 def _number(loss: Any) -> float:

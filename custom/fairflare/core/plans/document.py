@@ -70,9 +70,8 @@ def plan_of(answers: Answers, *, channels: Sequence[str], outputs: int, memory: 
     spacing = [target[axis] for axis in order]
     median = [quantile(answers.resampled[axis], 0.5) for axis in order]
     size: dict[str, Any] = {"outputs": outputs, "memory": memory}
-    voxels = math.prod(median) * answers.cases
     configurations = {
-        name: configuration(spacing[first:], median[first:], voxels=voxels, **size)
+        name: configuration(spacing[first:], median[first:], voxels=math.prod(median) * answers.cases, **size)
         for name, first in {"2d": 1, FULL: 0}.items()
     }
     low = plans_low_resolution(spacing, median, configurations[FULL].patch, cases=answers.cases, **size)

@@ -154,8 +154,7 @@ def _check(n: int, estimator: str) -> None:
 
 def _matrix(name: str, value: Matrix) -> Tensor:
     matrix = torch.as_tensor(value).detach().to(device="cpu", dtype=torch.float64)
-    if matrix.ndim != 2:
-        raise ValueError(f"{name} must be a matrix (samples, features), got shape {tuple(matrix.shape)}")
+    refuse({f"{name} must be a matrix (samples, features), got shape {tuple(matrix.shape)}": matrix.ndim != 2})
     return matrix
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairflare.base.checks import choice, number
+from fairflare.base.checks import choice, number, refuse
 from fairflare.base.stopping import check_stop
 from fairflare.core.features.joint_pass import JointPass
 from fairflare.core.similarity.formulas import LEAST_SAMPLES, UNDEFINED, Alignment, LayerSimilarity, cosine_distance
@@ -111,8 +111,7 @@ def layerwise_cka(
                         alignments[layer].add(k, e)
                 rows[name].clear()
             store.clear()
-        if not joint.images:
-            raise ValueError("the batches hold no image; nothing can be compared")
+        refuse({"the batches hold no image; nothing can be compared": not joint.images})
         result = dict.fromkeys(joint.wanted, UNDEFINED)
         for name in joint.find_comparable():
             if joint.images >= 2:
@@ -193,11 +192,11 @@ class _Rows:
         a, b = a.flatten(1), b.flatten(1)
         others = slice(0 if self.first else 1, None)
         self.first = self.first or (a[:1].clone(), b[:1].clone())
-        if (width := a.shape[1]) != self.first[0].shape[1]:
-            raise ValueError(
-                f"layer {self.name!r}: {width} features for an image, {self.first[0].shape[1]} for the first; all "
-                "images must have the same size"
-            )
+        width, width_of_first = a.shape[1], self.first[0].shape[1]
+        refuse({
+            f"layer {self.name!r}: {width} features for an image, {width_of_first} for the first; all images must have "
+            "the same size": width != width_of_first,
+        })  # fmt: skip
         if self.scale is None and width:
             self._find_scale((a - self.first[0], b - self.first[1]), (a, b))
         if width and len(a[others]) and not self.looked:

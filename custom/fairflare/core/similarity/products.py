@@ -51,5 +51,10 @@ def _product(x: Tensor, y: Tensor, onednn: bool) -> Tensor:
 
 def _suits_onednn(x: Tensor) -> bool:
     """Return whether oneDNN multiplies faster than MKL: large products, above all on a processor unknown to MKL."""
-    large = x.shape[2] >= LONG and x.shape[1] * x.shape[2] >= LARGE
-    return large and _onednn() is not None and x.dtype == torch.float32 and x.device.type == "cpu"
+    return (
+        x.shape[2] >= LONG
+        and x.shape[1] * x.shape[2] >= LARGE
+        and _onednn() is not None
+        and x.dtype == torch.float32
+        and x.device.type == "cpu"
+    )

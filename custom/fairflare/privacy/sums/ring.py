@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from fairflare.base.checks import refuse
 from fairflare.privacy.sums.keys import SumRefused, need
 
 Words = npt.NDArray[np.unsignedinteger[Any]]
@@ -64,8 +65,10 @@ class Ring:
             ValueError: the sum over this many sites could wrap around.
         """
         most = self.bound * 2.0**self.fraction * (1 + SLACK) + sites / 2
-        why = f"a sum of {sites} sites could wrap around in {self}; take a smaller bound or fraction"
-        need(most < 2 ** (self.bits - 1), ValueError(why))
+        refuse({
+            f"a sum of {sites} sites could wrap around in {self}; take a smaller bound or fraction":
+                most >= 2 ** (self.bits - 1),
+        })  # fmt: skip
         return math.floor(most)
 
     def quantise(self, values: Floats, weight: float) -> Words:
@@ -145,5 +148,7 @@ def same_integers(site: str, received: Mapping[str, torch.Tensor], local: Mappin
         SumRefused: such a tensor has changed; the text names it.
     """
     for name in kinds(received, ()).fixed:
-        why = f"training changes the {received[name].dtype} tensor {name!r}, which cannot be summed; make it floating"
-        need(torch.equal(received[name].cpu(), local[name].cpu()), SumRefused(site, why))
+        refuse({
+            f"training changes the {received[name].dtype} tensor {name!r}, which cannot be summed; make it floating":
+                not torch.equal(received[name].cpu(), local[name].cpu()),
+        }, partial(SumRefused, site))  # fmt: skip

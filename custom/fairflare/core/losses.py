@@ -285,8 +285,7 @@ def proximal_term(params: Params, reference: Params, mu: float) -> Tensor:
         checks.refuse({f"reference has {len(received)} tensors, params {len(trained)}": len(received) != len(trained)})
         received = dict(zip(trained, received.values(), strict=True))
     for name, w in trained.items():
-        if name not in received:
-            raise ValueError(f"reference has no parameter {name!r}")
+        checks.refuse({f"reference has no parameter {name!r}": name not in received})
         checks.same_shape(f"parameter {name!r}", w, "the reference", received[name])
     pulled_to = [received[name].detach().to(w) for name, w in trained.items()]
     from fairflare.core.objectives.squared_distance import SquaredDistance

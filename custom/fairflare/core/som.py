@@ -326,8 +326,7 @@ class _Sums:
 
     def spread(self) -> float:
         """Return the standard deviation over all parameters of all local models on the map."""
-        variance = self.squares.mean() / self.count - (self.totals.mean() / self.count) ** 2
-        return math.sqrt(max(variance, 0.0))
+        return math.sqrt(max(self.squares.mean() / self.count - (self.totals.mean() / self.count) ** 2, 0.0))
 
 
 def _side_by_side(models: Mapping[str, State], received: State) -> Iterator[tuple[str, Tensor, list[Tensor]]]:

@@ -249,8 +249,9 @@ def proportional_weights(
         >>> proportional_weights({"A": 0.5, "B": 0.5}, {"A": 1.75, "B": 1.25}, 2.0, 0.2)
         {'A': 0.75, 'B': 0.25}
     """
-    known = _replace_non_finite(losses, "mean")
-    return normalise({site: shares[site] / max(bound - loss, least) for site, loss in known.items()})
+    return normalise({
+        site: shares[site] / max(bound - loss, least) for site, loss in _replace_non_finite(losses, "mean").items()
+    })  # fmt: skip
 
 
 def blended_weights(

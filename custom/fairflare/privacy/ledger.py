@@ -261,11 +261,9 @@ class Ledger:
                 good = (line, record["seq"], record["prev"]) == (signed, number + 1, _hash(lines[:number]))
             except (AttributeError, KeyError, TypeError, ValueError):
                 good = False
-            if not good:
-                raise self._refusal(f"line {number + 1} of its ledger is damaged, moved or changed")
+            refuse({f"line {number + 1} of its ledger is damaged, moved or changed": not good}, self._refusal)
         if not self.head.exists():
-            if lines:
-                raise self._refusal("the head of its ledger is gone")
+            refuse({"the head of its ledger is gone": lines}, self._refusal)
             self._set_head(lines)  # a crash came between the first file and its head: nothing was written yet
         try:
             head = json.loads(self.head.read_bytes())
@@ -287,8 +285,9 @@ class Ledger:
         """Return the keys of a list's cases; a ledger line names the list by this digest."""
         path = self.folder / LISTS / digest
         content = path.read_bytes() if path.exists() else b""
-        if hashlib.sha256(content).hexdigest() != digest:
-            raise self._refusal("a list of cases of its ledger is damaged or gone")
+        refuse({
+            "a list of cases of its ledger is damaged or gone": hashlib.sha256(content).hexdigest() != digest,
+        }, self._refusal)  # fmt: skip
         return {content[k : k + SIZE] for k in range(0, len(content), SIZE)}
 
     def _refusal(self, why: str) -> BudgetRefused:

@@ -206,8 +206,9 @@ class Private:
         spending, number = self._plan_spending(training, run, model), request.current_round
         self._after[number] = self.ledger.reserve(run.data.identities("training"), spending, self._names)
         log.info("site %s: round %d: epsilon %.4f of %g", self.site, number, self._after[number], self.own.epsilon)
-        loop = PrivateLoop(training, run, model, self.own.noise, self.own.clip, self.own.images)
-        return loop.train(PrivateUnits.find(run.data))
+        return PrivateLoop(training, run, model, self.own.noise, self.own.clip, self.own.images).train(
+            PrivateUnits.find(run.data)
+        )
 
     def _plan_spending(self, training: Any, run: SiteRun, model: torch.nn.Module) -> Spending:
         """Return what a round of training will spend; refuse what cannot be counted, naming the setting and remedy."""
@@ -259,8 +260,9 @@ class Private:
     def _spending(
         self, kind: str, units: PrivateUnits, cost: Cost, sensitivity: float, also: tuple[Cost, ...] = ()
     ) -> Spending:
-        target, delta = self.own.epsilon, self._delta(units)
-        return Spending(kind, units.kind, len(units.members), *cost, sensitivity, target, delta, also)
+        return Spending(
+            kind, units.kind, len(units.members), *cost, sensitivity, self.own.epsilon, self._delta(units), also
+        )
 
     def _delta(self, units: PrivateUnits) -> float:
         many = len(units.members)

@@ -129,8 +129,7 @@ def _measure(state: State, received: State | None) -> _Measured:
             change = tensor.long() if base is None else tensor.long() - base.long()
             # Not abs().max(): the lowest integer has no positive counterpart, so its abs() would overflow.
             counters[name] = max(int(change.max()), -int(change.min())) if change.numel() else 0
-    norms = {what: math.sqrt(total(parts)) for what, parts in squares.items()}
-    return _Measured(norms, counters, lowest_variance)
+    return _Measured({what: math.sqrt(total(parts)) for what, parts in squares.items()}, counters, lowest_variance)
 
 
 def _clip_state(state: State, received: State | None, scale: Mapping[str, float], steps: Mapping[str, int]) -> State:

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TypeVar
 
 import torch
@@ -159,12 +160,13 @@ def simplex_projection(values: Mapping[str, float], mass: float = 1.0) -> dict[s
     """
     given = checks.numbers("value", checks.not_empty("the values to project", values))
     mass = float(checks.number("mass", mass, low=0))
-    total, theta = 0.0, math.inf
-    for count, value in enumerate(sorted(given.values(), reverse=True), start=1):
-        total += value
-        if value + (mass - total) / count > 0 or count == 1:
-            theta = (total - mass) / count
-    return {site: max(given[site] - theta, 0.0) for site in sorted(given)}
+    falling = sorted(given.values(), reverse=True)
+    thetas = [
+        (total - mass) / count
+        for count, (value, total) in enumerate(zip(falling, accumulate(falling), strict=True), start=1)
+        if value + (mass - total) / count > 0 or count == 1
+    ]
+    return {site: max(given[site] - thetas[-1], 0.0) for site in sorted(given)}
 
 
 def add_newcomers(weights: Mapping[str, float], sites: Collection[str]) -> dict[str, float]:

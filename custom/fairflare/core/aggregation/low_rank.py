@@ -97,11 +97,9 @@ def pairs_of(names: Iterable[str]) -> dict[str, tuple[str, str]]:
     >>> pairs_of(["fc.base_layer.weight", "fc.lora_A.default.weight", "fc.lora_B.default.weight"])
     {'fc': ('fc.lora_A.default.weight', 'fc.lora_B.default.weight')}
     """
-    pairs: dict[str, dict[str, str]] = {}
-    for name in names:
-        if match := FACTOR.fullmatch(name):
-            pairs.setdefault(match["layer"], {})[match["factor"]] = name
-    return {layer: (both["A"], both["B"]) for layer, both in pairs.items() if len(both) == 2}
+    matches = checks.group_by_key((match["layer"], match) for match in map(FACTOR.fullmatch, names) if match)
+    factors = {layer: {match["factor"]: match.string for match in some} for layer, some in matches.items()}
+    return {layer: (both["A"], both["B"]) for layer, both in factors.items() if len(both) == 2}
 
 
 @dataclass

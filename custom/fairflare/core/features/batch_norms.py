@@ -100,14 +100,11 @@ def next_group(model: nn.Module, images: Tensor, done: Iterable[str] = (), *, fo
         if bool(torch.isnan(args[0]).any()):
             tainted.add(name)
 
-    def blank_output(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        return torch.full_like(output, math.nan)
-
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))
         for name, module in pending.items():
             stack.callback(module.register_forward_pre_hook(partial(note_input, name)).remove)
-            stack.callback(module.register_forward_hook(blank_output).remove)
+            stack.callback(module.register_forward_hook(lambda _, args, out: torch.full_like(out, math.nan)).remove)
         (forward or model)(images)
     reached = list(calls)
     names = [name for name in reached if name not in tainted] or reached[:1]

@@ -251,11 +251,10 @@ class JointPass:
                 held = self._held[name] = torch.empty_like(feature, memory_format=torch.contiguous_format)
             held.copy_(feature)  # copied since a later layer may change the feature in place
         elif held is not None and self._calls[1][name] == self._calls[0][name]:
-            if held.shape != feature.shape:
-                raise ValueError(
-                    f"layer {name!r}: features of model_a have shape {tuple(held.shape)}, of model_b "
-                    f"{tuple(feature.shape)}"
-                )
+            refuse({
+                f"layer {name!r}: features of model_a have shape {tuple(held.shape)}, of model_b "
+                f"{tuple(feature.shape)}": held.shape != feature.shape,
+            })  # fmt: skip
             self._visit(name, held, feature.to(held.device))
 
 

@@ -103,10 +103,9 @@ def plan_of(answers: Answers, *, channels: Sequence[str], outputs: int, memory: 
 
 def resampling(separate: bool | None = None) -> dict[str, Any]:
     """Return how nnU-Net resamples; ``separate``: thick slices by the nearest, ``None``: where they are thick."""
-    kinds = {"data": False, "seg": True, "probabilities": False}
     return {
         key: value
-        for kind, labels in kinds.items()
+        for kind, labels in {"data": False, "seg": True, "probabilities": False}.items()
         for key, value in {
             f"resampling_fn_{kind}": "resample_data_or_seg_to_shape",
             f"resampling_fn_{kind}_kwargs": {

@@ -237,8 +237,11 @@ class _Rows:
         block, pixels = BLOCK if a.device.type == "cpu" else GPU_BLOCK, max(1, self.pixels)
         whole = pixels * max(1, block // pixels)
         step = -(-whole // -(-whole // max(block, WIDE)))  # divide a channel into equal parts
-        starts = range(0, a.shape[1], whole)
-        return [slice(j, min(j + step, i + whole)) for i in starts for j in range(i, min(i + whole, a.shape[1]), step)]
+        return [
+            slice(part, min(part + step, first + whole))
+            for first in range(0, a.shape[1], whole)
+            for part in range(first, min(first + whole, a.shape[1]), step)
+        ]
 
     def _find_scale(self, *pairs: tuple[Tensor, Tensor]) -> None:
         """Find the factor to make b's features, or their changes, as large as a's; of both, the one nearer to 1."""
@@ -246,8 +249,8 @@ class _Rows:
         for i, (x, first) in enumerate(zip(pairs[0], self.first or (), strict=True)):
             self.varies[i] |= not _largest(x) <= CONSTANT * _largest(first)  # NaN counts as varying
         if all(self.varies):
-            norms = [[x[-1].double().norm() for x in pair] for pair in pairs]  # the last image suffices for the ratio
-            ratios = [float(u / v) for u, v in norms]
+            # The last image suffices for the ratio.
+            ratios = [float(x[-1].double().norm() / y[-1].double().norm()) for x, y in pairs]
             usable = [ratio for ratio in ratios if 0 < ratio < math.inf and not alone]
             self.scale = min(usable, key=lambda ratio: abs(math.log(ratio)), default=1.0)
             # Rows of the first image are 0 in both forms. The factor must be moderate, or squares of v could underflow.

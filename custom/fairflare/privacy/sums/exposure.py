@@ -151,12 +151,12 @@ def _explain_exposure(question: SumAsked, limits: Limits, opened: Sequence[Table
             {site: (weight,) for site, weight in softened.items()},
             *[dict.fromkeys(softened, (1.0,))] * bool(opened),
         ]
-        within = max(softened.values()) <= limits.max_weight + SLACK and exposure(tables).max() <= limits.max_exposure
         if (
             len(softened) < least
             or min(softened.values()) <= 0
             or abs(sum(softened.values()) - 1) > SLACK
-            or not within
+            or not max(softened.values()) <= limits.max_weight + SLACK
+            or not exposure(tables).max() <= limits.max_exposure
         ):
             return f"a slice's weights {softened} would show a site's numbers (it needs {least} sites); leave it out"
     weights = np.array([question.table[name] for name in question.members])  # (sites, layers)

@@ -144,11 +144,8 @@ def difference(local: State, received: State, site: str = "local") -> dict[str, 
         ValueError: keys, shapes or kinds of the two states differ, or ``local`` is not finite.
     """
     check_state(local, received, site)
-    update = {}
-    for name, mine in local.items():
-        theirs, kind = received[name].detach().to(mine.device), mine.dtype if mine.is_floating_point() else torch.int64
-        update[name] = mine.detach().to(kind) - theirs.to(kind)
-    return update
+    typed = ((name, mine, mine.dtype if mine.is_floating_point() else torch.int64) for name, mine in local.items())
+    return {name: mine.detach().to(kind) - received[name].detach().to(mine.device, kind) for name, mine, kind in typed}
 
 
 def add_update(state: State, update: State, site: str = "update") -> dict[str, torch.Tensor]:

@@ -56,8 +56,7 @@ def normalise(
         ValueError: no site, a non-finite value under ``"raise"`` (names the site), or other sites in
             ``fallback``.
     """
-    if non_finite != "raise":
-        checks.choice("non_finite", non_finite, get_args(NonFinite))
+    checks.choice("non_finite", non_finite, get_args(NonFinite))
     clipped = {site: max(value, 0.0) for site, value in _replace_non_finite(values, non_finite).items()}
     largest = max(clipped.values())
     if largest > 1e150:  # scaling keeps the sum finite

@@ -199,12 +199,11 @@ class Ledger:
         after, accountant = epsilon([*past, (noise, rate, steps), *also], spending.delta)
         if not after <= spending.target:
             rough = max(ERROR, spending.target / 100)
-            others = {
-                ", or more noise there": (MORE * noise, rate, steps),
-                ", or fewer local_epochs or local_steps in the job": (noise, rate, 1),
-            }
             help_too = [
-                words for words, cost in others.items()
+                words for words, cost in {
+                    ", or more noise there": (MORE * noise, rate, steps),
+                    ", or fewer local_epochs or local_steps in the job": (noise, rate, 1),
+                }.items()
                 if epsilon([*past, cost, *also], spending.delta, rough)[0] <= spending.target
             ]  # fmt: skip
             raise BudgetRefused(

@@ -248,8 +248,8 @@ class Private:
         except BudgetRefused as error:
             log.warning("site %s: metrics on %r stay at home: %s", self.site, split, error)
             return metrics
-        each = measure_units(run, units, split, partial(run.task.evaluate, model, device=run.device), metrics)
-        values = [figures.get(shown.name, math.nan) for figures in each]
+        evaluate = partial(run.task.evaluate, model, device=run.device)
+        values = [each.get(shown.name, math.nan) for each in measure_units(run, units, split, evaluate, metrics)]
         return metrics | {shown.name: self._release(shown.name, values, shown.low, shown.high)}
 
     def _release(self, name: str, values: list[float], low: float, high: float) -> float:
@@ -346,7 +346,7 @@ class Private:
         covers = (
             "updates; reports and metrics stay at home" if settings.reports is None else "updates, reports and metrics"
         )
-        how = f"DP-SGD, noise {settings.noise:g}, clip {settings.clip:g}"
         shown = f" (the test's figure: standard deviation {self._noise:.2g})" * bool(self._noise and counts)
-        how += f"; Gaussian, noise {settings.reports:g}{shown}" if settings.reports else ""
+        reported = f"; Gaussian, noise {settings.reports:g}{shown}" if settings.reports else ""
+        how = f"DP-SGD, noise {settings.noise:g}, clip {settings.clip:g}{reported}"
         return {PRIVACY: [units.kind, how, covers], BUDGET: [settings.epsilon, delta, worth, self._lasts]}

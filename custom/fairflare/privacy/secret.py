@@ -24,8 +24,8 @@ class SecretDraws:
     def __init__(self, key: bytes | None = None) -> None:
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-        secret = algorithms.ChaCha20(os.urandom(32) if key is None else key, bytes(16))
-        self._stream = Cipher(secret, mode=None).encryptor()
+        secret = os.urandom(32) if key is None else key
+        self._stream = Cipher(algorithms.ChaCha20(secret, bytes(16)), mode=None).encryptor()
 
     def uniform(self, count: int) -> Floats:
         """Return uniform random numbers in [0, 1) with 53 random bits each, (count,)."""

@@ -141,8 +141,7 @@ def _clip_state(state: State, received: State | None, scale: Mapping[str, float]
         if tensor.is_floating_point():
             factor = scale.get(_kind(name))
             tensor = tensor if factor is None else _scale_change(tensor, base, factor)
-            is_variance = base is not None and name.rpartition(".")[2] == "running_var"
-            return tensor.clamp(min=0.0) if is_variance else tensor
+            return tensor.clamp(min=0.0) if base is not None and name.rpartition(".")[2] == "running_var" else tensor
         if name not in steps:
             return tensor
         limit, start = steps[name], torch.zeros_like(tensor) if base is None else base

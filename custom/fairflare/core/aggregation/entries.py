@@ -121,5 +121,7 @@ def change_between(now: State, before: State, names: Collection[str]) -> State:
         now, before: the model after and before the change.
         names: names of the tensors to compare; integer tensors are left out.
     """
-    floating = [name for name in now if name in names and now[name].is_floating_point()]
-    return Made(floating, lambda name: (now[name].double() - before[name].double()).to(now[name].dtype))
+    return Made(
+        (name for name in now if name in names and now[name].is_floating_point()),
+        lambda name: (now[name].double() - before[name].double()).to(now[name].dtype),
+    )

@@ -29,8 +29,7 @@ def change(part: torch.Tensor, base: torch.Tensor | None) -> torch.Tensor:
 
 def square(part: torch.Tensor, base: torch.Tensor | None) -> float:
     """Return the squared L2 norm of a tensor's change."""
-    moved = change(part, base)
-    return float(moved.square_().sum()) if moved.numel() else 0.0
+    return float(change(part, base).square_().sum())
 
 
 def squared_norms(states: Mapping[str, State], received: State | None, names: Collection[str]) -> dict[str, float]:

@@ -144,8 +144,11 @@ class Moments:
         """
         count = self.count + other.count
         gap = other.mean - self.mean
-        mean = self.mean + gap * (other.count / count)
-        return Moments(count, mean, self.squares + other.squares + gap**2 * (self.count * other.count / count))
+        return Moments(
+            count,
+            self.mean + gap * (other.count / count),
+            self.squares + other.squares + gap**2 * (self.count * other.count / count),
+        )
 
 
 class _Enough(Exception):

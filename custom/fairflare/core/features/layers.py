@@ -79,13 +79,13 @@ def output_tensors(model: nn.Module, inputs: torch.Tensor, rows: int) -> list[st
                 hook = module.register_forward_hook(lambda module, args, output: ran.append((module, output)))
                 stack.callback(hook.remove)
         outputs = model(inputs)
-    last = [module for module, output in ran if output is outputs]
     identities = [
         id(parameter)
-        for module in last
-        if "weight" in module._parameters and sum(other is module for other, _ in ran) == 1
+        for module, output in ran
+        # a plain weight, and a single call
+        if output is outputs and "weight" in module._parameters and sum(other is module for other, _ in ran) == 1
         for parameter in module._parameters.values()
-    ]  # of a plain weight, and a single call
+    ]
     return [name for name, p in model.named_parameters(remove_duplicate=False) if id(p) in identities]
 
 

@@ -23,8 +23,7 @@ def names_in(model: nn.Module, part: str) -> list[str]:
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     last = layer_of(trained[-1]) if trained else ""
     head = [n for n in trained if n.startswith("head.")] or [n for n in trained if layer_of(n) == last]
-    norms = [name for name in norm_tensors(model, "all") if name in trained]
-    return {HEAD: head, NORMS: norms}.get(part, trained)
+    return {HEAD: head, NORMS: [n for n in norm_tensors(model, "all") if n in trained]}.get(part, trained)
 
 
 @contextmanager

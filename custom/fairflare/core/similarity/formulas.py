@@ -138,7 +138,7 @@ def _matrix(name: str, value: Matrix) -> Tensor:
 
 def _unit(x: Tensor) -> Tensor:
     """Return a feature matrix centered and scaled to norm 1; a matrix whose rows differ by rounding only becomes 0."""
-    x = x / (float(x.abs().max()) if x.numel() else 0.0) if x.any() else x
+    x = x / float(x.abs().max()) if x.any() else x
     x = x - x[0]  # before the mean is subtracted, so that equal rows become exact zeros
     if x.numel() and float(x.abs().max()) <= 1e-14:
         return torch.zeros_like(x)

@@ -137,13 +137,13 @@ class SumLog:
             if this := self._is_about(line, question, pairs):
                 before.append(line)
             elif line["run"] == pairs.run.hex():
-                round_of_line, same = line["round"], (line["round"], line["label"]) == (question.round, question.label)
-                # Each exchange of a recalibration has another model, in which the earlier norms are measured already.
-                same = same and (question.label != NORMS or line["model"] == asked["model"].hex())
                 self._need(
-                    round_of_line <= question.round,
-                    question,
-                    f"round {round_of_line} has begun; an earlier one is over",
+                    line["round"] <= question.round, question,
+                    f"round {line['round']} has begun; an earlier one is over",
+                )  # fmt: skip
+                # Each exchange of a recalibration has another model, in which the earlier norms are measured already.
+                same = (line["round"], line["label"]) == (question.round, question.label) and (
+                    question.label != NORMS or line["model"] == asked["model"].hex()
                 )
                 why = f"attempt {line['attempt']} {{}} already; ask it again, or with a higher number"
                 self._need(not (same and line["opened"]), question, why.format("is open"))
@@ -186,8 +186,10 @@ class SumLog:
             return
         all_sites = [line for line in lines if line["model"] == question.model.hex() and not line.get("parts")]
         group = next((part for part in parts if self.site in part), {self.site: 0.0})
-        rows = [line["table"] for line in all_sites if line["opened"] and line["vectors"] == question.vectors]
-        rows += [{site: (part[site],) for site in part} for part in parts]
+        rows = [
+            *(line["table"] for line in all_sites if line["opened"] and line["vectors"] == question.vectors),
+            *({site: (weight,) for site, weight in part.items()} for part in parts),
+        ]
         names = sorted({self.site, *(site for row in rows for site in row)})
         shown = float(exposure([*rows, {self.site: (0.0,)}])[:, names.index(self.site)].max())
         problem = first_of({

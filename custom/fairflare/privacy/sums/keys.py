@@ -170,9 +170,10 @@ class SiteKeys:
             SumRefused: ``run`` is not 32 bytes, the site has no key of it, or there was no agreement.
         """
         stored = self._load_run(run)
-        refuse({
-            "the sites have not agreed on keys in this run; the server must ask for keys first": not stored["hellos"],
-        }, self._refusal)  # fmt: skip
+        need(
+            stored["hellos"],
+            self._refusal("the sites have not agreed on keys in this run; the server must ask for keys first"),
+        )
         os.utime(self.file)  # a run that takes weeks keeps its key
         return self._pairs(stored)
 
@@ -191,10 +192,10 @@ class SiteKeys:
             raise self._refusal(
                 f"a hello cannot be read: {one!r:.200}; use the same version at server and sites"
             ) from error
-        refuse({
-            f"the hello of site {name!r} is of another run or version; ask that site for a new one":
-                hello != hello_of(run, name, hello),
-        }, self._refusal)  # fmt: skip
+        need(
+            hello == hello_of(run, name, hello),
+            self._refusal(f"the hello of site {name!r} is of another run or version; ask that site for a new one"),
+        )
         return name, public
 
     def _check_signature(self, kit: Kit, name: str, one: Mapping[str, Any]) -> None:
@@ -241,18 +242,17 @@ class SiteKeys:
 
     def _load_run(self, run: Any) -> dict[str, Any]:
         stored = self._read_stored(run)
-        refuse({
+        need(stored, self._refusal(
             "it has no key of this run, and takes part again after the next agreement on keys; of two jobs of one "
-            "experiment at a time end one, as each replaces the other's keys": not stored,
-        }, self._refusal)  # fmt: skip
+            "experiment at a time end one, as each replaces the other's keys",
+        ))  # fmt: skip
         return stored
 
     def _read_stored(self, run: Any) -> dict[str, Any]:
         """Return the key file's content, empty if it belongs to another run; remove outdated keys of all runs."""
-        refuse({
-            f"field 'run' must be {SIZE} bytes, got {run!r:.80}; use the same version at server and sites":
-                not (isinstance(run, bytes) and len(run) == SIZE),
-        }, self._refusal)  # fmt: skip
+        need(isinstance(run, bytes) and len(run) == SIZE, self._refusal(
+            f"field 'run' must be {SIZE} bytes, got {run!r:.80}; use the same version at server and sites",
+        ))  # fmt: skip
         for path in self.file.parents[2].glob(f"*/*/{self.file.name}"):
             with suppress(OSError):  # a run that is just ending removes its own key
                 if time.time() - path.stat().st_mtime > LIFE:

@@ -7,7 +7,6 @@ import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -151,10 +150,9 @@ class SumAsked:
         weighed = dict(update)
         for name, axis, by_slice in self.partial:
             tensor = weighed[name] = update[name].clone() if name in update else torch.empty(0)
-            refuse({
-                f"field 'slices' has {len(by_slice)} of {name!r}, its model {tuple(tensor.shape)}; use one model":
-                    tensor.shape[axis : axis + 1] != (len(by_slice),),
-            }, partial(SumRefused, site))  # fmt: skip
+            need(tensor.shape[axis : axis + 1] == (len(by_slice),), SumRefused(
+                site, f"field 'slices' has {len(by_slice)} of {name!r}, its model {tuple(tensor.shape)}; use one model",
+            ))  # fmt: skip
             of_layer = self.table[site][layout.columns[name]]
             for number, share in enumerate(by_slice):
                 if share is not None:
@@ -263,11 +261,11 @@ class Addition:
             masks.put_on(part)
             signed = part.view(f"<i{ring.bits // 8}")
             outside += int(np.count_nonzero((signed > limit) | (signed < -limit)))
-        refuse({
+        need(not outside, SumSpoiled(
             f"{outside} of {len(self._total)} numbers of the sum {label!r} (round {self.question.round}) lie outside "
             f"[-{ring.bound:g}, {ring.bound:g}]: a site was asked for another sum or has other keys, nobody can say "
-            "which; ask for keys again": outside,
-        }, SumSpoiled)  # fmt: skip
+            "which; ask for keys again",
+        ))  # fmt: skip
         shapes = self.layout.shapes
         starts = dict(zip(shapes, np.cumsum([0, *map(math.prod, shapes.values())]).tolist(), strict=False))
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from fairflare.base.checks import refuse
 from fairflare.privacy.sums.keys import SumRefused, need
 
 Words = npt.NDArray[np.unsignedinteger[Any]]
@@ -68,10 +67,9 @@ class Ring:
             ValueError: the sum over this many sites could wrap around.
         """
         most = self.bound * 2.0**self.fraction * (1 + SLACK) + sites / 2
-        refuse({
-            f"a sum of {sites} sites could wrap around in {self}; take a smaller bound or fraction":
-                most >= 2 ** (self.bits - 1),
-        })  # fmt: skip
+        need(most < 2 ** (self.bits - 1), ValueError(
+            f"a sum of {sites} sites could wrap around in {self}; take a smaller bound or fraction",
+        ))  # fmt: skip
         return math.floor(most)
 
     def quantise(self, values: Floats, weight: float) -> Words:
@@ -152,7 +150,7 @@ def same_integers(site: str, received: Mapping[str, torch.Tensor], local: Mappin
         SumRefused: such a tensor has changed; the text names it.
     """
     for name in kinds(received, ()).fixed:
-        refuse({
-            f"training changes the {received[name].dtype} tensor {name!r}, which cannot be summed; make it floating":
-                not torch.equal(received[name].cpu(), local[name].cpu()),
-        }, partial(SumRefused, site))  # fmt: skip
+        need(torch.equal(received[name].cpu(), local[name].cpu()), SumRefused(
+            site,
+            f"training changes the {received[name].dtype} tensor {name!r}, which cannot be summed; make it floating",
+        ))  # fmt: skip

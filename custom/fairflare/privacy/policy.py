@@ -167,11 +167,12 @@ class Private:
             settings = PrivacySettings(**asked)
         except ValueError as error:
             raise SiteError(f"site {site!r}: setting {PRIVACY!r}: {error}") from None
-        short = f"site {site!r}: {PRIVACY!r} needs 'state_root', the absolute path of a folder"
-        refuse({
-            f"{short} that outlives all jobs, for its ledger, got {root!r:.80}":
-                not isinstance(root, str) or not Path(root).is_absolute(),
-        }, partial(SiteError, public=short))  # fmt: skip
+        if not isinstance(root, str) or not Path(root).is_absolute():
+            raise SiteError(
+                f"site {site!r}: {PRIVACY!r} needs 'state_root', the absolute path of a folder that outlives all jobs, "
+                f"for its ledger, got {root!r:.80}",
+                public=f"site {site!r}: {PRIVACY!r} needs 'state_root', the absolute path of a folder",
+            )
         return cls(site, settings, Path(root))
 
     # -- what is trained

@@ -85,7 +85,7 @@ class JointPass:
         self._odd: dict[str, str] = {}  # reason why a layer cannot be compared, by layer
         self._reached: Counter[str] = Counter()  # number of images with features in both models, by layer
         self._held: dict[str, Tensor] = {}  # features of model a; memory is reused, since allocating is slow
-        self._turn: int | None = None  # model that a pass runs now; the hooks do nothing else
+        self._turn: int | None = None  # model that runs now; hooks of the other one do nothing
         self._stack = ExitStack()
         self._divisible = all(map(looks_at_images_alone, self.models))  # whether batches may be divided and joined
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.core.aggregation.low_rank import ROW, Averaged, Products, average_products, pairs_of
+from fairflare.core.aggregation.low_rank import ROW, Products, average_products, pairs_of
 from fairflare.core.features.layers import layers_of
 from fairflare.core.states import Movement, layerwise_average, weighted_average
 
@@ -44,7 +44,7 @@ def test_at_full_rank_it_is_the_mean_of_the_dense_products(shape: tuple[int, int
     factors = made(*shape)
     found = average_products(factors, WEIGHTS, 9)
     np.testing.assert_allclose((found.b @ found.a).numpy(), dense(factors, WEIGHTS), atol=1e-12)
-    assert found.error < 1e-12
+    assert found.lost < 1e-12 * found.whole
     assert found.a.shape == (9, shape[1])
     assert found.b.shape == (shape[0], 9)
 
@@ -56,7 +56,7 @@ def test_a_truncation_and_its_error_are_those_of_numpys_svd(rank: int) -> None:
     u, values, v = np.linalg.svd(dense(factors, WEIGHTS))
     best = (u[:, :rank] * values[:rank]) @ v[:rank]
     np.testing.assert_allclose((found.b @ found.a).numpy(), best, atol=1e-12)
-    assert found.error == pytest.approx(np.sqrt((values[rank:] ** 2).sum() / (values**2).sum()), rel=1e-10)
+    assert found.lost / found.whole == pytest.approx(np.sqrt((values[rank:] ** 2).sum() / (values**2).sum()), rel=1e-10)
     np.testing.assert_allclose(found.a.norm(dim=1).numpy(), ROW, rtol=1e-12)  # as at LoRA's start
 
 
@@ -64,7 +64,7 @@ def test_a_site_that_learned_nothing_leaves_directions_that_can_be_learned() -> 
     a, b = made(20, 15)["b"]
     found = average_products({"a": (a, torch.zeros_like(b)), "b": (a, torch.zeros_like(b))}, {"a": 0.4, "b": 0.6}, 4)
     assert not found.b.any()
-    assert found.error == 0.0
+    assert (found.lost, found.whole) == (0.0, 0.0)
     np.testing.assert_allclose(found.a.norm(dim=1).numpy(), ROW, rtol=1e-12)
 
 
@@ -99,7 +99,11 @@ def test_what_cannot_be_averaged_is_refused() -> None:
         average_products(factors, {"a": 1.0}, 2)
     with pytest.raises(ValueError, match="rank"):
         average_products(factors, WEIGHTS, 0)
-    assert Averaged(a, b, 0.0, 0.0).error == 0.0
+
+
+def test_an_error_of_a_product_of_zeros_is_0() -> None:
+    assert Products({"fc": (0.0, 0.0)}).errors() == {"fc": 0.0}
+    assert Products({"fc": (0.0, 0.0)}).error == Products().error == 0.0
 
 
 # ------------------------------------------------------------------------------------------------ within the one sum

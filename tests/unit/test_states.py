@@ -119,9 +119,9 @@ def test_how_many_sites_are_added_at_once_changes_no_bit(held: int, monkeypatch:
     monkeypatch.setattr(states_module, "HELD", held)
     add = states_module.WeightedMean.add
 
-    def watched(mean: Any, site: str, tensor: torch.Tensor, weight: float) -> None:
+    def watched(mean: Any, tensor: torch.Tensor, weight: float) -> None:
         nonlocal most
-        add(mean, site, tensor, weight)
+        add(mean, tensor, weight)
         most = max(most, sum(flat.nbytes for flat, _ in mean._waiting))
 
     monkeypatch.setattr(states_module.WeightedMean, "add", watched)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
+from itertools import chain
+from math import nan
 from typing import Any, TypeVar
 
 import numpy as np
@@ -77,14 +79,11 @@ def declared_as(metric: str, known: Mapping[str, T]) -> T | None:
         metric: name of the metric, also with the name of a test list in front (``clean/loss``).
         known: declarations by metric name; the key ``dice_<class>`` holds for every name that begins with ``dice_``.
     """
-    names = [metric]
-    while "/" in names[-1]:
-        names.append(names[-1].partition("/")[2])
-    for name in names:
-        if name in known:
-            return known[name]
+    parts = metric.split("/")
+    names = ["/".join(parts[first:]) for first in range(len(parts))]
     families = {family.partition("<")[0]: value for family, value in known.items() if "<" in family[1:]}
-    return next((families[start] for name in names for start in families if name.startswith(start)), None)
+    of_family = (families[start] for name in names for start in families if name.startswith(start))
+    return next(chain((known[name] for name in names if name in known), of_family), None)
 
 
 def higher_is_better(metric: str, declared: Mapping[str, bool] | None = None) -> bool | None:
@@ -134,10 +133,9 @@ def summarize(
     without = [site for site, value in given.items() if isinstance(value, float) and math.isnan(value)]
     home = tuple(site for site in without if site in suppressed)
     excluded = tuple(site for site in without if site not in suppressed)
-    values = {**checks.numbers("value", {site: v for site, v in given.items() if site not in without})}
+    values = checks.numbers("value", {site: v for site, v in given.items() if site not in without})
     sites = list(values)
     if not sites:
-        nan = math.nan
         return FairnessSummary(0, excluded, nan, nan, nan, "", nan, "", nan, nan, nan, nan, nan, higher_is_better, home)
 
     sign = -1.0 if higher_is_better is False else 1.0
@@ -147,30 +145,29 @@ def summarize(
     ranked = np.sort(sign * x) * sign  # values from the worst to the best
     tenth = max(1, len(sites) // 10)
     mean, std = float(x.mean()), float(x.std())
-    largest = float(np.abs(x).max())
-    if largest == 0 or x.min() == x.max():
+    if x.min() == x.max():
         std, jain = 0.0, 1.0  # exact values, where rounding of the mean would leave 1e-17
     else:
-        scaled = x / largest  # scaling keeps the squares finite
+        scaled = x / np.abs(x).max()  # scaling keeps the squares finite
         jain = float(scaled.sum() ** 2 / (len(sites) * np.square(scaled).sum()))
     linked = linked and (len(sites) > 1 or len(given) == 1)  # a single value of several sites cannot be compared
     known = higher_is_better is not None and linked
     if not linked:
-        std = jain = math.nan
+        std = jain = nan
     return FairnessSummary(
         num_sites=len(sites),
         excluded=excluded,
         mean=mean,
         std=std,
-        worst=values[worst_site] if known else math.nan,
+        worst=values[worst_site] if known else nan,
         worst_site=worst_site if known else "",
-        best=values[best_site] if known else math.nan,
+        best=values[best_site] if known else nan,
         best_site=best_site if known else "",
-        range=abs(values[best_site] - values[worst_site]) if linked else math.nan,
+        range=abs(values[best_site] - values[worst_site]) if linked else nan,
         jain=jain,
-        cv=0.0 if std == 0 else (std / abs(mean) if mean != 0 else math.nan),
-        bottom_decile=float(ranked[:tenth].mean()) if known else math.nan,
-        top_decile=float(ranked[-tenth:].mean()) if known else math.nan,
+        cv=0.0 if std == 0 else (std / abs(mean) if mean != 0 else nan),
+        bottom_decile=float(ranked[:tenth].mean()) if known else nan,
+        top_decile=float(ranked[-tenth:].mean()) if known else nan,
         higher_is_better=higher_is_better,
         suppressed=home,
     )

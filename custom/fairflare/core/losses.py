@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import torch
+from torch import Tensor, nn
 
 from fairflare.base import checks
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 PRIOR_FLOOR = 1e-12  # least share of a class, log -27.63; the authors' log(0) becomes NaN if it is multiplied by 0
 COUNT_FLOOR = 1e-8  # least class count in FedLC, as in the code used by Fed-MAS: an absent class has margin 100 tau
@@ -81,10 +79,8 @@ def logit_adjusted_cross_entropy(
         Menon et al., ICLR 2021, Eq. (10); FedISM's code.
     """
     _check_batch(logits, targets, reduction)
-    tau = checks.number("tau", tau, low=0)
-    return torch.nn.functional.cross_entropy(
-        logits + _shape_by_class(tau * class_log_prior(counts), logits), targets, reduction=reduction
-    )
+    log_prior = checks.number("tau", tau, low=0) * class_log_prior(counts)
+    return torch.nn.functional.cross_entropy(logits + _shape_by_class(log_prior, logits), targets, reduction=reduction)
 
 
 def balanced_softmax(logits: Tensor, targets: Tensor, counts: Counts, reduction: str = "mean") -> Tensor:
@@ -154,8 +150,7 @@ def drw_weights(
     beta = checks.number("beta", beta, low=0, below=1)
     start = checks.number("start", start, low=0, high=1)
     # Adding 1e-9 offsets rounding: 0.29 * 100 is 28.999999999999996, which floor would turn into 28.
-    first = max(math.floor(start * num_rounds + 1e-9), 1 if start > 0 else 0)
-    if current_round < first:
+    if current_round < max(math.floor(start * num_rounds + 1e-9), 1 if start > 0 else 0):
         return torch.ones_like(numbers)
     present = numbers > 0
     # expm1 computes 1 - beta^n without cancellation when beta is close to 1
@@ -287,16 +282,12 @@ def proximal_term(params: Params, reference: Params, mu: float) -> Tensor:
         return torch.zeros((), dtype=first.dtype, device=first.device)
     received = _name_params(reference, trainable=False)
     if not isinstance(reference, torch.nn.Module | Mapping):
-        if len(received) != len(trained):
-            raise ValueError(f"reference has {len(received)} tensors, params {len(trained)}")
+        checks.refuse({f"reference has {len(received)} tensors, params {len(trained)}": len(received) != len(trained)})
         received = dict(zip(trained, received.values(), strict=True))
-    pulled_to = []
     for name, w in trained.items():
-        if name not in received:
-            raise ValueError(f"reference has no parameter {name!r}")
-        w_r = received[name].detach()
-        checks.same_shape(f"parameter {name!r}", w, "the reference", w_r)
-        pulled_to.append(w_r.to(w))
+        checks.refuse({f"reference has no parameter {name!r}": name not in received})
+        checks.same_shape(f"parameter {name!r}", w, "the reference", received[name])
+    pulled_to = [received[name].detach().to(w) for name, w in trained.items()]
     from fairflare.core.objectives.squared_distance import SquaredDistance
 
     squared: Tensor = SquaredDistance.apply(*trained.values(), *pulled_to)  # type: ignore[no-untyped-call]
@@ -370,30 +361,26 @@ def _class_counts(counts: Counts, name: str = "counts") -> Tensor:
     numbers = torch.as_tensor(counts, dtype=torch.float64, device="cpu").detach()
     checks.shape(name, numbers, "C")
     checks.numbers(name, dict(enumerate(numbers.tolist())), of="class", low=0)
-    if not bool((numbers > 0).any()):
-        raise ValueError(f"{name} must not all be 0, got {numbers.tolist()}")
+    checks.refuse({f"{name} must not all be 0, got {numbers.tolist()}": not bool((numbers > 0).any())})
     return numbers
 
 
 def _shape_by_class(values: Tensor, logits: Tensor, name: str = "counts") -> Tensor:
     """Return values by class, (C,), in the shape (C, 1, ...), to be added to logits (n, C, ...)."""
-    if len(values) != logits.shape[1]:
-        raise ValueError(f"{name} are of {len(values)} classes, logits of {logits.shape[1]}")
+    checks.refuse({f"{name} are of {len(values)} classes, logits of {logits.shape[1]}": len(values) != logits.shape[1]})
     return values.to(logits).reshape(-1, *[1] * (logits.ndim - 2))
 
 
 def _check_batch(logits: Tensor, targets: Tensor, reduction: str) -> None:
     checks.choice("reduction", reduction, REDUCTIONS)
-    if logits.ndim < 2 or not logits.is_floating_point():
-        raise ValueError(f"logits must be floating point (n, C, ...), got {logits.dtype} {tuple(logits.shape)}")
-    if targets.dtype != torch.int64:
-        raise ValueError(f"targets must be class indices (int64), got {targets.dtype}")
-    expected = (logits.shape[0], *logits.shape[2:])
-    if targets.shape != expected or targets.numel() == 0:
-        raise ValueError(
-            f"targets must have shape {expected} with at least 1 sample for logits of shape {tuple(logits.shape)}, "
-            f"got {tuple(targets.shape)}"
-        )
+    expected = (*logits.shape[:1], *logits.shape[2:])
+    checks.refuse({
+        f"logits must be floating point (n, C, ...), got {logits.dtype} {tuple(logits.shape)}":
+            logits.ndim < 2 or not logits.is_floating_point(),
+        f"targets must be class indices (int64), got {targets.dtype}": targets.dtype != torch.int64,
+        f"targets must have shape {expected} with at least 1 sample for logits of shape {tuple(logits.shape)}, "
+        f"got {tuple(targets.shape)}": targets.shape != expected or targets.numel() == 0,
+    })  # fmt: skip
     if targets.device.type == "cpu":  # on a GPU the check would wait for the device, which checks indices by itself
         checks.indices("targets", targets, logits.shape[1])
 

@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from fairflare.base import checks
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 NORM_FLOOR = 1e-12  # with this floor a feature vector of zeros has the distance 2 to every vector
 MIN_SUM = 1e-12  # divergences are not divided by their sum if the sum is at most this
@@ -78,10 +75,9 @@ class RunningClassMean:
     """
 
     def __init__(self, num_classes: int) -> None:
-        num_classes = checks.whole("num_classes", num_classes)
-        self.num_classes = num_classes
-        self.counts = torch.zeros(num_classes, dtype=torch.int64)
-        self._sums = torch.zeros(num_classes, dtype=torch.float64)
+        self.num_classes = checks.whole("num_classes", num_classes)
+        self.counts = torch.zeros(self.num_classes, dtype=torch.int64)
+        self._sums = torch.zeros(self.num_classes, dtype=torch.float64)
         self._epochs: list[tuple[Tensor, Tensor]] = []  # class means of each closed epoch, whether classes had samples
 
     def add(self, values: Tensor, targets: Tensor) -> None:
@@ -117,16 +113,13 @@ class RunningClassMean:
         Raises:
             ValueError: ``before`` of another shape, or missing although no epoch was closed.
         """
-        if before is not None:
-            checks.shape("before", before, self.num_classes)
-        elif not self._epochs:
-            raise ValueError("no epoch was closed; call end_epoch() after each, or give before")
-        last = torch.full((self.num_classes,), math.nan, dtype=torch.float64)
-        if before is not None:
-            last = before.detach().to("cpu", torch.float64)
-        if not self._epochs:
-            return last.clone()
-        total = torch.zeros(self.num_classes, dtype=torch.float64)
+        checks.refuse({
+            "no epoch was closed; call end_epoch() after each, or give before": before is None and not self._epochs,
+        })  # fmt: skip
+        last = torch.full((self.num_classes,), math.nan) if before is None else before.detach().cpu()
+        checks.shape("before", last, self.num_classes)
+        last = last.double()
+        total = torch.zeros(self.num_classes, dtype=torch.float64) if self._epochs else last.clone()
         for means, seen in self._epochs:
             last = torch.where(seen, means, last)
             total += last
@@ -171,8 +164,7 @@ def rescue_factor(
     checks.shape("before", w, "C")
     checks.same_shape("during", w_hat, "before", w)
     checks.same_shape("counts", present, "before", w)
-    if not bool(present.any()):
-        raise ValueError("counts must not all be 0")
+    checks.refuse({"counts must not all be 0": not bool(present.any())})
     for name, values in (("before", w), ("during", w_hat)):
         by_class = enumerate(torch.where(present, values, 0.0).tolist())
         checks.numbers(name, {c: value for c, value in by_class if value < 0}, of="class", low=0)

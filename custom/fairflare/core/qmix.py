@@ -17,10 +17,8 @@ import numpy as np
 import torch
 
 from fairflare.base import checks
-from fairflare.core.agents.mu_rewards import INITIAL_MU, MU_GRID, REWARD_DELAY, learning_rounds, warmup_in
+from fairflare.core.agents.mu_rewards import INITIAL_MU, MU_GRID, REWARD_DELAY
 from fairflare.core.agents.q_learning import OBSERVATION_SIZE, Learner, Step, available
-
-__all__ = ["QMix", "Step", "epsilon_at", "learning_rounds", "warmup_in"]
 
 EPS_START, EPS_END = 1.0, 0.05  # share of random actions in the first decisions and after the decay
 
@@ -123,11 +121,15 @@ class QMix:
         """Return the agents' observations as a step, with their last actions in place of new ones."""
         seen, present = self._last_observation.clone(), torch.zeros(len(self.agents), dtype=torch.bool)
         for agent in sorted(observations):
-            if agent not in self._rows:
-                raise ValueError(f"unknown agent {agent!r}; the agents are fixed at the start: {list(self.agents)}")
+            checks.refuse({
+                f"unknown agent {agent!r}; the agents are fixed at the start: {list(self.agents)}":
+                    agent not in self._rows,
+            })  # fmt: skip
             numbers = [checks.number(f"observation of agent {agent!r}", value) for value in observations[agent]]
-            if len(numbers) != OBSERVATION_SIZE:
-                raise ValueError(f"observation of agent {agent!r} must be {OBSERVATION_SIZE} numbers, got {numbers}")
+            checks.refuse({
+                f"observation of agent {agent!r} must be {OBSERVATION_SIZE} numbers, got {numbers}":
+                    len(numbers) != OBSERVATION_SIZE,
+            })  # fmt: skip
             seen[self._rows[agent]], present[self._rows[agent]] = torch.tensor(numbers), True
         self._last_observation = seen
         return Step(seen, present, self._last_action, self._last_action)
@@ -165,8 +167,10 @@ class QMix:
             ValueError: the reward is not finite, or ``following`` is None although the episode has not ended.
         """
         checks.number("reward", reward)
-        if following is None and not done:
-            raise ValueError("following (the next decision) may be None only at the end of an episode, with done=True")
+        checks.refuse({
+            "following (the next decision) may be None only at the end of an episode, with done=True":
+                following is None and not done,
+        })  # fmt: skip
         return self._learner.observe(step, reward, step if following is None else following, done)
 
     def end_round(

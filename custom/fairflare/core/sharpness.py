@@ -11,20 +11,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fairflare.base import checks
 from fairflare.base.task import evaluating
 from fairflare.core.objectives import tensors
-from fairflare.core.objectives.sam import GSAM, NORM_EPS, SAM
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-__all__ = ["GSAM", "SAM", "Sharpness", "search_distance", "sharpness"]
+from fairflare.core.objectives.sam import GSAM as GSAM
+from fairflare.core.objectives.sam import NORM_EPS
+from fairflare.core.objectives.sam import SAM as SAM
 
 
 class Sharpness(NamedTuple):
@@ -84,13 +82,13 @@ def sharpness(
         Wu et al. (FedISM+), Eqs. (9)-(11). Their code augments the images at random, which adds noise to S.
     """
     rho = checks.number("rho", rho, low=0)
-    if isinstance(batches, Iterator):
-        raise ValueError("batches must be iterable twice, got an iterator (wrap it in a list)")
+    checks.refuse({
+        "batches must be iterable twice, got an iterator (wrap it in a list)": isinstance(batches, Iterator),
+    })  # fmt: skip
     params = [p for p in model.parameters() if p.requires_grad]
-    wide = [torch.promote_types(p.dtype, torch.float32) for p in params]
     with _evaluation(model):
         # Start from zeros, not from the first batch's gradients, which may share memory or be expanded.
-        total = [torch.zeros_like(p, dtype=dtype) for p, dtype in zip(params, wide, strict=True)] if rho > 0 else []
+        total = [torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32)) for p in params if rho > 0]
         before = _losses(model, loss_fn, batches, params, total)
         n = len(before)
         checks.not_empty("batches", before, of="sample")
@@ -107,8 +105,7 @@ def sharpness(
             after = _losses(model, loss_fn, batches, params, [])
         finally:
             tensors.copy(params, weights)
-    if len(after) != n:
-        raise ValueError(f"batches gave {n} samples in the first pass and {len(after)} in the second")
+    checks.refuse({f"batches gave {n} samples in the first pass and {len(after)} in the second": len(after) != n})
     return Sharpness(loss, float(after.mean()), float((after - before).mean()))
 
 
@@ -175,20 +172,19 @@ def _losses(
         for inputs, targets in batches:
             moved, wanted = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), (inputs, targets))
             sizes = [len(value) for value in tree_leaves(moved) if isinstance(value, torch.Tensor) and value.ndim]
-            if not sizes:
-                raise ValueError(f"inputs of a batch must hold a tensor of samples, got {type(inputs).__name__}")
+            checks.refuse({
+                f"inputs of a batch must hold a tensor of samples, got {type(inputs).__name__}": not sizes,
+            })  # fmt: skip
             losses, size = loss_fn(model(moved), wanted), sizes[0]
-            if losses.ndim == 0:  # the batch's mean loss counts as the loss of each sample
-                losses = losses.expand(size)
-            if losses.shape != (size,):
-                raise ValueError(
-                    f"loss_fn must return {size} losses, shape ({size},), or their mean, got {tuple(losses.shape)}"
-                )
+            # The batch's mean loss counts as the loss of each sample.
+            losses = losses.expand(size) if losses.ndim == 0 else losses
+            checks.refuse({
+                f"loss_fn must return {size} losses, shape ({size},), or their mean, got {tuple(losses.shape)}":
+                    losses.shape != (size,),
+            })  # fmt: skip
             if total and losses.requires_grad:
                 wide = torch.promote_types(losses.dtype, torch.float32)
-                gradients = torch.autograd.grad(losses.sum(dtype=wide), params, allow_unused=True)
-                pairs = [(t, g) for t, g in zip(total, gradients, strict=True) if g is not None]
-                with torch.no_grad():
-                    tensors.add([t for t, _ in pairs], [g for _, g in pairs], 1.0)
+                gradients = torch.autograd.grad(losses.sum(dtype=wide), params, materialize_grads=True)
+                tensors.add(total, gradients, 1.0)
             collected.append(losses.detach().cpu().double())
     return torch.cat(collected)

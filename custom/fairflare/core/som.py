@@ -18,13 +18,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fairflare.base import checks
 from fairflare.base.settings import NonNegative, Positive, PositiveInt, settings
+from fairflare.core.aggregation.movement import State
 from fairflare.core.aggregation.som_formulas import (
     Array,
     grid_sq_steps,
@@ -35,22 +37,6 @@ from fairflare.core.aggregation.som_formulas import (
 )
 from fairflare.core.features.layers import is_statistic
 from fairflare.core.weighting import normalise
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-__all__ = [
-    "MapSettings",
-    "SelfOrganizingMap",
-    "SomResult",
-    "grid_sq_steps",
-    "model_similarity",
-    "pull",
-    "som_weights",
-]
-
-#: Type of a site's model: a state dict, which may read a tensor from disk at access.
-State: TypeAlias = Mapping[str, "torch.Tensor"]
 
 #: Spread of the initial neurons around the mean model, in standard deviations of the parameters.
 SAMPLE_SPREAD = 0.01
@@ -169,20 +155,26 @@ class SelfOrganizingMap(MapSettings):
                 site and tensor), the received model is not finite, or neurons are missing or of another shape. The map
                 is then unchanged.
         """
-        if self.rounds and kept is None:
-            raise ValueError(f"step() needs `kept`: pass the neurons that `keep` stored in round {self.rounds - 1}")
+        checks.refuse({
+            f"step() needs `kept`: pass the neurons that `keep` stored in round {self.rounds - 1}":
+                self.rounds and kept is None,
+        })  # fmt: skip
         checks.not_empty("states to place on the map", states)
         models = {site: states[site] for site in sorted(states)}
         sums = self._add_up(models, received, kept)
         excluded = tuple(site for site, square in zip(models, sums.squares, strict=True) if not math.isfinite(square))
-        if len(excluded) == len(models):
-            raise ValueError(f"no site has a finite model: {', '.join(map(repr, excluded))}")
+        checks.refuse({
+            f"no site has a finite model: {', '.join(map(repr, excluded))}": len(excluded) == len(models),
+        })  # fmt: skip
         if excluded:  # rare: read the models once more without the excluded sites
             models = {site: model for site, model in models.items() if site not in excluded}
             sums = self._add_up(models, received, kept)
 
         sites = list(models)
-        similarity = dict(zip(sites, sums.similarities(), strict=True))
+        similarity = {
+            site: model_similarity(dot, square, sums.sq_received)
+            for site, dot, square in zip(sites, sums.dots.tolist(), sums.squares.tolist(), strict=True)
+        }
         strengths = len(sites) * np.array(list(normalise(similarity).values()))
         neurons = self._train(sums, strengths, start_at_mean=kept is None and self.init == "sample")
         distances = sums.sq_distances(neurons)
@@ -207,8 +199,8 @@ class SelfOrganizingMap(MapSettings):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the map's state between rounds, without the neurons, as plain values."""
-        settings = {"grid": list(self.grid), "seed": self.seed}  # only settings on which stored neurons depend
-        return {"settings": settings, "rounds": self.rounds}
+        # Of the settings only those on which stored neurons depend.
+        return {"settings": {"grid": list(self.grid), "seed": self.seed}, "rounds": self.rounds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state that :meth:`state_dict` returned.
@@ -227,8 +219,7 @@ class SelfOrganizingMap(MapSettings):
             neurons *= SAMPLE_SPREAD * sums.spread()
             neurons[:, :num_sites] = 1.0 / num_sites
         for _ in range(self.epochs):
-            distances = sums.sq_distances(neurons)
-            stay, mixed = pull(distances, strengths, self._sq_steps, eta=self.eta, sigma=self.sigma)
+            stay, mixed = pull(sums.sq_distances(neurons), strengths, self._sq_steps, eta=self.eta, sigma=self.sigma)
             neurons *= stay[:, None]
             neurons[:, :num_sites] += mixed
         return neurons
@@ -239,10 +230,10 @@ class SelfOrganizingMap(MapSettings):
         for _, _, blocks in self._read(models, received, before):
             for block in blocks:
                 sums.add(block)
-        if not sums.count:
-            raise ValueError("the models have no floating tensor to place on the map")
-        if not math.isfinite(sums.sq_received):
-            raise ValueError("the received model is not finite")
+        checks.refuse({
+            "the models have no floating tensor to place on the map": not sums.count,
+            "the received model is not finite": not math.isfinite(sums.sq_received),
+        })  # fmt: skip
         return sums
 
     def _read(
@@ -270,19 +261,23 @@ class SelfOrganizingMap(MapSettings):
     def _check_neurons(self, before: State | None, name: str, shape: torch.Size) -> Tensor | None:
         if before is None:
             return None
-        if name not in before:
-            raise ValueError(f"'kept' has no neurons for tensor {name!r}; pass all that the last round gave to 'keep'")
+        checks.refuse({
+            f"'kept' has no neurons for tensor {name!r}; pass all that the last round gave to 'keep'":
+                name not in before,
+        })  # fmt: skip
         neurons = before[name].detach().cpu()
         checks.shape(f"kept neurons of tensor {name!r}", neurons, len(self._sq_steps), *shape)
-        if not bool(torch.isfinite(neurons).all()):
-            raise ValueError(f"kept neurons of tensor {name!r} are not finite")
+        checks.refuse({f"kept neurons of tensor {name!r} are not finite": not bool(torch.isfinite(neurons).all())})
         return neurons.reshape(len(neurons), -1)
 
     def _random(self, t: int, b: int, length: int) -> Tensor:
         """Return the random start of all neurons for block b of tensor t; every call returns the same numbers."""
         # The two upper words of the counter identify the block, so that no two blocks share random numbers.
-        counter = np.array([0, 0, b, t], dtype=np.uint64)
-        rng = np.random.Generator(np.random.Philox(counter=counter, key=np.array([self.seed, self.rounds], np.uint64)))
+        rng = np.random.Generator(
+            np.random.Philox(
+                counter=np.array([0, 0, b, t], np.uint64), key=np.array([self.seed, self.rounds], np.uint64)
+            )
+        )
         draw = rng.standard_normal if self.init == "sample" else rng.random
         return torch.from_numpy(draw((len(self._sq_steps), length), dtype=np.float32)).double()
 
@@ -331,13 +326,7 @@ class _Sums:
 
     def spread(self) -> float:
         """Return the standard deviation over all parameters of all local models on the map."""
-        mean = self.totals.mean() / self.count
-        return math.sqrt(max(self.squares.mean() / self.count - mean**2, 0.0))
-
-    def similarities(self) -> list[float]:
-        """Return the similarity s_h of every site's model to the received one."""
-        pairs = zip(self.dots.tolist(), self.squares.tolist(), strict=True)
-        return [model_similarity(dot, square, self.sq_received) for dot, square in pairs]
+        return math.sqrt(max(self.squares.mean() / self.count - (self.totals.mean() / self.count) ** 2, 0.0))
 
 
 def _side_by_side(models: Mapping[str, State], received: State) -> Iterator[tuple[str, Tensor, list[Tensor]]]:
@@ -349,13 +338,14 @@ def _side_by_side(models: Mapping[str, State], received: State) -> Iterator[tupl
             continue
         tensors = []
         for site, model in models.items():
-            if name not in known[site]:
-                raise ValueError(f"site {site!r}: tensor {name!r} is missing, the received model has it")
+            checks.refuse({
+                f"site {site!r}: tensor {name!r} is missing, the received model has it": name not in known[site],
+            })  # fmt: skip
             tensor = model[name].detach().cpu()
-            if tensor.shape != base.shape or not tensor.is_floating_point():
-                raise ValueError(
-                    f"site {site!r}: tensor {name!r} is {tensor.dtype} of shape {tuple(tensor.shape)}, the received "
-                    f"model has {base.dtype} of shape {tuple(base.shape)}"
-                )
+            checks.refuse({
+                f"site {site!r}: tensor {name!r} is {tensor.dtype} of shape {tuple(tensor.shape)}, the received model "
+                f"has {base.dtype} of shape {tuple(base.shape)}":
+                    tensor.shape != base.shape or not tensor.is_floating_point(),
+            })  # fmt: skip
             tensors.append(tensor)
         yield name, base, tensors

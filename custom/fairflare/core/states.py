@@ -121,11 +121,10 @@ def layerwise_average(
         checks.same_names(f"weights of layer {layer!r}", rho, f"weights of layer {first_layer!r}", first)
 
     def weights_of(name: str) -> dict[str, float]:
-        if name not in owner:
-            raise ValueError(f"tensor {name!r} has no owner layer")
-        if owner[name] not in checked:
-            raise ValueError(f"tensor {name!r} belongs to layer {owner[name]!r}, which has no weights")
-        return checked[owner[name]]
+        if (layer := owner.get(name)) in checked:
+            return checked[layer]
+        why = "has no owner layer" if layer is None else f"belongs to layer {layer!r}, which has no weights"
+        raise ValueError(f"tensor {name!r} {why}")
 
     return _average(states, set(first), weights_of, floor=not updates, how=how, movement=movement)
 
@@ -145,11 +144,8 @@ def difference(local: State, received: State, site: str = "local") -> dict[str, 
         ValueError: keys, shapes or kinds of the two states differ, or ``local`` is not finite.
     """
     check_state(local, received, site)
-    update = {}
-    for name, mine in local.items():
-        theirs, kind = received[name].detach().to(mine.device), mine.dtype if mine.is_floating_point() else torch.int64
-        update[name] = mine.detach().to(kind) - theirs.to(kind)
-    return update
+    typed = ((name, mine, mine.dtype if mine.is_floating_point() else torch.int64) for name, mine in local.items())
+    return {name: mine.detach().to(kind) - received[name].detach().to(mine.device, kind) for name, mine, kind in typed}
 
 
 def add_update(state: State, update: State, site: str = "update") -> dict[str, torch.Tensor]:
@@ -189,20 +185,18 @@ def local_tensor(value: torch.Tensor, received: torch.Tensor, where: str, *, is_
             dtype.
     """
     checks.same_shape(where, value, "the global model", received)
-    if value.is_complex() or (received.is_floating_point() and not value.is_floating_point()):
-        raise ValueError(f"{where} is {value.dtype}, the global model has {received.dtype}")
+    checks.refuse({
+        f"{where} is {value.dtype}, the global model has {received.dtype}":
+            value.is_complex() or (received.is_floating_point() and not value.is_floating_point()),
+    })  # fmt: skip
     received, value = received.detach(), value.detach().to(received.device)
     if not received.is_floating_point():
         check_finite(value, where)
         steps = _whole(value, where)
         return (received.long() + steps if is_update else steps).to(received.dtype)
-    total = value
-    if is_update:
-        wide = received.dtype if value.dtype == received.dtype else torch.float64
-        total = received.to(wide) + value.to(wide)
-    total = total.to(received.dtype)
-    if not all_finite(total):
-        raise ValueError(f"{where} is not finite" + (" after adding the update" if is_update else ""))
+    wide = received.dtype if value.dtype == received.dtype else torch.float64
+    total = (received.to(wide) + value.to(wide) if is_update else value).to(received.dtype)
+    checks.refuse({f"{where} is not finite" + " after adding the update" * is_update: not all_finite(total)})
     return total
 
 
@@ -238,7 +232,7 @@ def _average(
     ``floor``: the states are models, not updates; tensors of a model that depend on each other are then made consistent
     after averaging.
     """
-    _check_sites(set(states), sites)
+    checks.same_names("the states", checks.not_empty("the states to average", states), "the weights", sites)
     opened = {site: states[site] for site in sorted(states)}
     first_site, first = next(iter(opened.items()))
     for site, state in opened.items():
@@ -272,45 +266,42 @@ def _mean_of(
     for site, state in states.items():
         tensor = state[name]
         where, whose = f"site {site!r}: tensor {name!r}", f"site {first_site!r}"
-        if not isinstance(tensor, torch.Tensor):
-            raise ValueError(f"{where} must be a torch.Tensor, got {type(tensor).__name__}")
+        checks.refuse({
+            f"{where} must be a torch.Tensor, got {type(tensor).__name__}": not isinstance(tensor, torch.Tensor),
+        })  # fmt: skip
         if look:  # a non-finite value shows up in a mean, but a median may hide it
             check_finite(tensor, where)
         if mean is None:
-            if tensor.is_complex():
-                raise ValueError(f"{where} is {tensor.dtype}, not a real number")
-            mean = RobustMiddle(name, site, tensor, how) if look else WeightedMean(name, site, tensor, HELD)
-        like = mean.like
-        if tensor.shape != like.shape or tensor.is_floating_point() != like.is_floating_point():
-            checks.same_shape(where, tensor, whose, like)
-            _check_kind(tensor, like, where, whose)
+            checks.refuse({f"{where} is {tensor.dtype}, not a real number": tensor.is_complex()})
+            mean = RobustMiddle(name, tensor, how) if look else WeightedMean(name, tensor, HELD)
+        checks.same_shape(where, tensor, whose, mean.like)
+        _check_kind(tensor, mean.like, where, whose)
         # Integer tensors are not averaged and need no weight.
-        mean.add(site, tensor, weights_of(name)[site] if tensor.is_floating_point() else 0.0)
+        mean.add(tensor, weights_of(name)[site] if tensor.is_floating_point() else 0.0)
     assert mean is not None
-    return mean.result(floor, wide)
-
-
-def _check_sites(have: set[str], weighted: set[str]) -> None:
-    checks.same_names("the states", checks.not_empty("the states to average", have), "the weights", weighted)
+    return mean.result(floor and name.rpartition(".")[2] == "running_var", wide)
 
 
 def _check_names(state: Mapping[str, object], like: Mapping[str, object], site: str, whose: str) -> None:
-    if state.keys() == like.keys():
-        return
-    name = next(name for name in (*like, *state) if name not in state or name not in like)
-    what = f"missing, {whose} has it" if name in like else f"unexpected, {whose} does not have it"
-    raise ValueError(f"site {site!r}: tensor {name!r} is {what}")
+    if state.keys() != like.keys():
+        name = next(name for name in (*like, *state) if name not in state or name not in like)
+        what = f"missing, {whose} has it" if name in like else f"unexpected, {whose} does not have it"
+        raise ValueError(f"site {site!r}: tensor {name!r} is {what}")
 
 
 def _check_kind(tensor: torch.Tensor, like: torch.Tensor, where: str, whose: str) -> None:
-    if tensor.is_complex() or tensor.is_floating_point() != like.is_floating_point():
-        raise ValueError(f"{where} is {tensor.dtype}, {whose} has {like.dtype}")
+    checks.refuse({
+        f"{where} is {tensor.dtype}, {whose} has {like.dtype}":
+            tensor.is_complex() or tensor.is_floating_point() != like.is_floating_point(),
+    })  # fmt: skip
 
 
 def _whole(tensor: torch.Tensor, where: str) -> torch.Tensor:
     """Return a tensor rounded to the nearest integers, as int64."""
     if not tensor.is_floating_point():
         return tensor.long()
-    if bool((tensor.abs() > _LARGEST_WHOLE).any()):
-        raise ValueError(f"{where} holds a number that no integer of the global model can be")
+    checks.refuse({
+        f"{where} holds a number that no integer of the global model can be":
+            bool((tensor.abs() > _LARGEST_WHOLE).any()),
+    })  # fmt: skip
     return tensor.double().round().long()

@@ -56,8 +56,7 @@ def normalise(
         ValueError: no site, a non-finite value under ``"raise"`` (names the site), or other sites in
             ``fallback``.
     """
-    if non_finite != "raise":
-        checks.choice("non_finite", non_finite, get_args(NonFinite))
+    checks.choice("non_finite", non_finite, get_args(NonFinite))
     clipped = {site: max(value, 0.0) for site, value in _replace_non_finite(values, non_finite).items()}
     largest = max(clipped.values())
     if largest > 1e150:  # scaling keeps the sum finite
@@ -143,9 +142,7 @@ def layer_weights(
 def _delta(site: str, layer: str, value: float) -> float:
     where = f"delta of site {site!r}, layer {layer!r}"
     delta = checks.real(where, value)
-    if math.isfinite(delta):
-        checks.number(where, delta, low=CKA_RANGE[0], high=CKA_RANGE[1])
-    return delta
+    return checks.number(where, delta, low=CKA_RANGE[0], high=CKA_RANGE[1]) if math.isfinite(delta) else delta
 
 
 def dissimilarity_weights(
@@ -174,8 +171,7 @@ def dissimilarity_weights(
         present = [finite[site][layer] for site in sites if layer in finite[site]]
         others = statistics.fmean(present or site_mean.values() or [0.0])
         scores = {site: finite[site].get(layer, site_mean.get(site, others)) for site in sites}
-        clipped = {site: min(max(d, 1.0 - clip_max), 1.0 - clip_min) for site, d in scores.items()}
-        weights[layer] = normalise(clipped)
+        weights[layer] = normalise({s: min(max(d, 1.0 - clip_max), 1.0 - clip_min) for s, d in scores.items()})
     return weights
 
 
@@ -252,8 +248,9 @@ def proportional_weights(
         >>> proportional_weights({"A": 0.5, "B": 0.5}, {"A": 1.75, "B": 1.25}, 2.0, 0.2)
         {'A': 0.75, 'B': 0.25}
     """
-    known = _replace_non_finite(losses, "mean")
-    return normalise({site: shares[site] / max(bound - loss, least) for site, loss in known.items()})
+    return normalise({
+        site: shares[site] / max(bound - loss, least) for site, loss in _replace_non_finite(losses, "mean").items()
+    })  # fmt: skip
 
 
 def blended_weights(
@@ -354,8 +351,7 @@ def fedga_weights(
     memory = checks.shares(weights) if weights else {}
     new = set(gaps) - set(memory)
     if new:
-        memory |= dict.fromkeys(new, 1.0 / len(memory | dict.fromkeys(new, 0.0)))
-        memory = normalise(memory)
+        memory = normalise(memory | dict.fromkeys(new, 1.0 / (len(memory) + len(new))))
 
     finite = {site: float(gap) for site, gap in gaps.items() if math.isfinite(gap)}
     mean = statistics.fmean(finite[site] for site in sorted(finite)) if finite and centre else 0.0
@@ -364,9 +360,22 @@ def fedga_weights(
     # Equal gaps leave deviations of rounding size, which the division would turn into a full step.
     if largest <= 1e-12 * max((abs(gap) for gap in finite.values()), default=0.0):
         return dict(sorted(memory.items()))
-    held = math.fsum(memory[site] for site in pulls)
-    moved = normalise({site: min(max(memory[site] + step * pull / largest, 0.0), 1.0) for site, pull in pulls.items()})
-    return dict(sorted((memory | {site: held * share for site, share in moved.items()}).items()))
+    moved = {site: min(max(memory[site] + step * pull / largest, 0.0), 1.0) for site, pull in pulls.items()}
+    return update_share(memory, moved)
+
+
+def update_share(memory: Mapping[str, float], fresh: Mapping[str, float]) -> dict[str, float]:
+    """Return the remembered weights; the sites in ``fresh`` divide the sum of their own weights anew.
+
+    Sites that are not in ``fresh`` keep their weights.
+
+    Args:
+        memory: weight of each site, ``>= 0``; includes all sites of ``fresh``.
+        fresh: number of each site; the sum is shared in proportion to these numbers, of which a negative one counts as
+            0. If all are 0, the shares are equal.
+    """
+    held = math.fsum(memory[site] for site in fresh)
+    return dict(sorted({**memory, **{site: held * share for site, share in normalise(fresh).items()}}.items()))
 
 
 def capped_weights(weights: Mapping[str, float], bound: float | Mapping[str, float]) -> dict[str, float]:
@@ -402,8 +411,7 @@ def capped_weights(weights: Mapping[str, float], bound: float | Mapping[str, flo
         bound = dict.fromkeys(given, bound)
     elif bound.keys() != given.keys():
         checks.same_names("the bounds", bound, "the weights", given)
-    feasible = {most: feasible_bound(len(given), most) for most in set(bound.values())}
-    bounds = {site: feasible[bound[site]] for site in given}
+    bounds = {site: feasible_bound(len(given), bound[site]) for site in given}
     if all(weight <= bounds[site] + CAP_TOLERANCE for site, weight in given.items()):
         return given
     capped_by_site, capped = dict(given), set[str]()
@@ -481,8 +489,6 @@ def mixed(weights: Mapping[str, float], share: float) -> dict[str, float]:
     """
     share = checks.number("share", share, low=0, high=1)
     given = checks.shares(weights)
-    if share == 0:
-        return dict(given)
     return {site: (1.0 - share) * weight + share / len(given) for site, weight in given.items()}
 
 
@@ -508,9 +514,8 @@ def _replace_non_finite(values: Mapping[str, float], non_finite: NonFinite) -> d
     finite = [value for value in ordered.values() if math.isfinite(value)]
     if non_finite == "raise" or len(finite) == len(ordered):
         return checks.numbers("value", ordered)
-    if not finite:
-        return dict.fromkeys(ordered, 0.0)
-    substitute = statistics.fmean(finite) if non_finite == "mean" else statistics.median(finite)
+    middle = statistics.fmean if non_finite == "mean" else statistics.median
+    substitute = middle(finite or [0.0])
     return {site: value if math.isfinite(value) else substitute for site, value in ordered.items()}
 
 

@@ -10,8 +10,8 @@ from typing import ClassVar, Literal
 
 from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import Positive, settings
-from fairflare.core.aggregation.fair_rules import add_newcomers, finite_or_mean, simplex_projection, update_share
-from fairflare.core.weighting import normalise
+from fairflare.core.aggregation.fair_rules import add_newcomers, finite_or_mean, simplex_projection
+from fairflare.core.weighting import normalise, update_share
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
 from fairflare.methods.fed_ism import JOB

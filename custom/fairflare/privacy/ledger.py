@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare import __version__
-from fairflare.base.checks import first_of
+from fairflare.base.checks import refuse
 from fairflare.base.disk.files import append, flush_to_disk, private_folder, safe_name, write_whole
 from fairflare.base.disk.locks import Held, hold_lock
 from fairflare.methods.base.site_run import SiteError
@@ -146,12 +146,11 @@ class Ledger:
             digest = hashlib.sha256(content).hexdigest()
             if not (path := self.folder / LISTS / digest).exists():
                 write_whole(path, lambda draft: draft.write_bytes(content))
-            record = {
+            lines.append(self._sign({
                 **vars(spending), **more, "seq": len(lines) + 1, "day": datetime.now(timezone.utc).date().isoformat(),
                 "cases": digest, "epsilon_after": after, "accountant": accountant,
                 "version": __version__, "prev": _hash(lines),
-            }  # fmt: skip
-            lines.append(self._sign(record))
+            }))  # fmt: skip
             append(self.folder / LEDGER, lines[-1], sum(map(len, lines[:-1])))  # without a line that a crash has cut
             self._set_head(lines)
             self.last = _hash(lines)
@@ -200,12 +199,11 @@ class Ledger:
         after, accountant = epsilon([*past, (noise, rate, steps), *also], spending.delta)
         if not after <= spending.target:
             rough = max(ERROR, spending.target / 100)
-            others = {
-                ", or more noise there": (MORE * noise, rate, steps),
-                ", or fewer local_epochs or local_steps in the job": (noise, rate, 1),
-            }
             help_too = [
-                words for words, cost in others.items()
+                words for words, cost in {
+                    ", or more noise there": (MORE * noise, rate, steps),
+                    ", or fewer local_epochs or local_steps in the job": (noise, rate, 1),
+                }.items()
                 if epsilon([*past, cost, *also], spending.delta, rough)[0] <= spending.target
             ]  # fmt: skip
             raise BudgetRefused(
@@ -233,8 +231,11 @@ class Ledger:
         except ModuleNotFoundError as error:
             raise BudgetRefused(self.site, NEEDED) from error
         except OSError as error:
-            why = f"its ledger ({BOOKS} and {HEADS} in its state root) cannot be read or written: {error.strerror}"
-            raise BudgetRefused(self.site, f"{why}; let the site's user write both, on a disk with room") from error
+            raise BudgetRefused(
+                self.site,
+                f"its ledger ({BOOKS} and {HEADS} in its state root) cannot be read or written: {error.strerror}; let "
+                "the site's user write both, on a disk with room",
+            ) from error
 
     # -- reading
 
@@ -245,9 +246,8 @@ class Ledger:
             BudgetRefused: a line is not as written, or the ledger is gone, or older than its head or what is shown.
         """
         path = self.folder / LEDGER
-        for needed in (path, self.folder / SECRET, self.folder / LISTS):
-            if not needed.exists():
-                self._refuse(f"{needed.name!r} of its ledger is gone")
+        needed = (path, self.folder / SECRET, self.folder / LISTS)
+        refuse({f"{one.name!r} of its ledger is gone": not one.exists() for one in needed}, self._refusal)
         self._secret = (self.folder / SECRET).read_bytes()
         *lines, cut = path.read_bytes().split(b"\n")
         if cut:
@@ -256,29 +256,26 @@ class Ledger:
         for number, line in enumerate(lines):
             try:
                 record = json.loads(line)
-                good = line == self._sign({k: v for k, v in record.items() if k != "mac"})
-                good = good and (record["seq"], record["prev"]) == (number + 1, _hash(lines[:number]))
+                signed = self._sign({k: v for k, v in record.items() if k != "mac"})
+                good = (line, record["seq"], record["prev"]) == (signed, number + 1, _hash(lines[:number]))
             except (AttributeError, KeyError, TypeError, ValueError):
                 good = False
-            if not good:
-                self._refuse(f"line {number + 1} of its ledger is damaged, moved or changed")
+            refuse({f"line {number + 1} of its ledger is damaged, moved or changed": not good}, self._refusal)
         if not self.head.exists():
-            if lines:
-                self._refuse("the head of its ledger is gone")
+            refuse({"the head of its ledger is gone": lines}, self._refusal)
             self._set_head(lines)  # a crash came between the first file and its head: nothing was written yet
         try:
             head = json.loads(self.head.read_bytes())
             seq, last = int(head["seq"]), head["hash"]
-        except (KeyError, TypeError, ValueError):
-            self._refuse("the head of its ledger is damaged")
-        if problem := first_of({
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._refusal("the head of its ledger is damaged") from error
+        refuse({
             f"its ledger has {len(lines)} lines, and its head knows of {seq}: it is an older one, or cut":
                 seq > len(lines),
             "its ledger and its head do not belong together": seq < len(lines) - 1 or last != _hash(lines[:seq]),
             "its ledger lacks the line that the server last heard of: it is an older one, or another":
                 self.shown is not None and not any(self.shown == _hash([line]) for line in lines),
-        }):  # fmt: skip
-            self._refuse(problem)
+        }, self._refusal)  # fmt: skip
         if seq < len(lines):
             self._set_head(lines)
         return lines
@@ -287,12 +284,13 @@ class Ledger:
         """Return the keys of a list's cases; a ledger line names the list by this digest."""
         path = self.folder / LISTS / digest
         content = path.read_bytes() if path.exists() else b""
-        if hashlib.sha256(content).hexdigest() != digest:
-            self._refuse("a list of cases of its ledger is damaged or gone")
+        refuse({
+            "a list of cases of its ledger is damaged or gone": hashlib.sha256(content).hexdigest() != digest,
+        }, self._refusal)  # fmt: skip
         return {content[k : k + SIZE] for k in range(0, len(content), SIZE)}
 
-    def _refuse(self, why: str) -> Any:
-        raise BudgetRefused(
+    def _refusal(self, why: str) -> BudgetRefused:
+        return BudgetRefused(
             self.site,
             f"{why}; what was spent is not known, so nothing is trained. Bring back the newest copy of {BOOKS} and "
             f"{HEADS} in its state root, or have its privacy officer decide on a new one",
@@ -316,9 +314,8 @@ class Ledger:
 
     def _sign(self, record: Mapping[str, Any]) -> bytes:
         """Return a record as a ledger line that includes the HMAC of its content."""
-        plain = json.dumps(dict(record), sort_keys=True)
-        signed = {**record, "mac": self._code(plain.encode(), b"line").hexdigest()}
-        return json.dumps(signed, sort_keys=True).encode() + b"\n"
+        code = self._code(json.dumps(dict(record), sort_keys=True).encode(), b"line").hexdigest()
+        return json.dumps({**record, "mac": code}, sort_keys=True).encode() + b"\n"
 
     def _code(self, text: bytes, what: bytes) -> hmac.HMAC:
         return hmac.new(self._secret, what + b"\0" + text, hashlib.sha256)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fairflare.base.aspect import PRIVATE, refusals
+from fairflare.base.checks import refuse
 from fairflare.base.settings import BelowOne, Positive, PositiveInt, field_names, settings
 from fairflare.base.task import LOSS, SiteData
 from fairflare.core.cells import SUPPRESSED, TEST, VALIDATION, Cell
@@ -158,8 +159,10 @@ class Private:
         if PRIVACY not in given:
             return None
         asked, root = given[PRIVACY], given.get("state_root")
-        if not isinstance(asked, Mapping):
-            raise SiteError(f"site {site!r}: setting {PRIVACY!r} must be an object with 'epsilon', got {asked!r:.80}")
+        refuse({
+            f"site {site!r}: setting {PRIVACY!r} must be an object with 'epsilon', got {asked!r:.80}":
+                not isinstance(asked, Mapping),
+        }, SiteError)  # fmt: skip
         try:
             settings = PrivacySettings(**asked)
         except ValueError as error:
@@ -182,8 +185,7 @@ class Private:
                 ledger cannot be trusted.
         """
         spending = self._plan_spending(training, run, model)
-        cases, left = run.data.identities("training"), run.num_rounds - run.current_round
-        self._lasts = self.ledger.lasts(cases, spending, left)
+        self._lasts = self.ledger.lasts(run.data.identities("training"), spending, run.num_rounds - run.current_round)
         self._noise = (self.own.reports or 0.0) / (len(PrivateUnits.find(run.data, "test").members) or math.inf)
 
     def check_budget(self, data: SiteData) -> None:
@@ -202,12 +204,10 @@ class Private:
         Raises:
             BudgetRefused: the cost cannot be counted, the budget is spent, or the ledger cannot be trusted.
         """
-        settings = self.own
-        spending = self._plan_spending(training, run, model)
-        after = self.ledger.reserve(run.data.identities("training"), spending, self._names)
-        self._after[request.current_round] = after
-        log.info("site %s: round %d: epsilon %.4f of %g", self.site, request.current_round, after, settings.epsilon)
-        return PrivateLoop(training, run, model, settings.noise, settings.clip, settings.images).train(
+        spending, number = self._plan_spending(training, run, model), request.current_round
+        self._after[number] = self.ledger.reserve(run.data.identities("training"), spending, self._names)
+        log.info("site %s: round %d: epsilon %.4f of %g", self.site, number, self._after[number], self.own.epsilon)
+        return PrivateLoop(training, run, model, self.own.noise, self.own.clip, self.own.images).train(
             PrivateUnits.find(run.data)
         )
 
@@ -249,8 +249,8 @@ class Private:
         except BudgetRefused as error:
             log.warning("site %s: metrics on %r stay at home: %s", self.site, split, error)
             return metrics
-        each = measure_units(run, units, split, partial(run.task.evaluate, model, device=run.device), metrics)
-        values = [figures.get(shown.name, math.nan) for figures in each]
+        evaluate = partial(run.task.evaluate, model, device=run.device)
+        values = [each.get(shown.name, math.nan) for each in measure_units(run, units, split, evaluate, metrics)]
         return metrics | {shown.name: self._release(shown.name, values, shown.low, shown.high)}
 
     def _release(self, name: str, values: list[float], low: float, high: float) -> float:
@@ -261,20 +261,18 @@ class Private:
     def _spending(
         self, kind: str, units: PrivateUnits, cost: Cost, sensitivity: float, also: tuple[Cost, ...] = ()
     ) -> Spending:
-        many, delta = len(units.members), self._delta(units)
-        return Spending(kind, units.kind, many, *cost, sensitivity, self.own.epsilon, delta, also)
+        return Spending(
+            kind, units.kind, len(units.members), *cost, sensitivity, self.own.epsilon, self._delta(units), also
+        )
 
     def _delta(self, units: PrivateUnits) -> float:
         many = len(units.members)
-        if self.own.delta is None:
-            return min(1e-5, 0.1 / many)
-        if not 0 < self.own.delta < 1 / many:
-            why = (
-                f"delta must lie between 0 and 1/{many} (one over its {many} {units.kind}s), got {self.own.delta:g}; "
-                "correct it in its own file"
-            )
-            raise BudgetRefused(self.site, why)
-        return self.own.delta
+        delta = min(1e-5, 0.1 / many) if self.own.delta is None else self.own.delta
+        refuse({
+            f"delta must lie between 0 and 1/{many} (one over its {many} {units.kind}s), got {delta:g}; correct it in "
+            "its own file": not 0 < delta < 1 / many,
+        }, partial(BudgetRefused, self.site))  # fmt: skip
+        return delta
 
     def _facts(self, training: Any, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         """Return what decides whether the training can be counted, for the rows of the table of aspects."""
@@ -298,12 +296,10 @@ class Private:
         self._names = {"job": request.run, "experiment": request.experiment, "round": request.current_round}
         lines = request.directives.get(LAST_LINE)
         self.ledger.shown = lines.get(self.site) if isinstance(lines, Mapping) else None
-        if (name := request.name) in (*FURTHER, TASK_PLAN):
-            raise BudgetRefused(
-                self.site,
-                f"answers to the task {name!r} are not counted in its privacy ledger; choose a method and settings "
-                "that do not ask for them",
-            )
+        refuse({
+            f"answers to the task {request.name!r} are not counted in its privacy ledger; choose a method and settings "
+            "that do not ask for them": request.name in (*FURTHER, TASK_PLAN),
+        }, partial(BudgetRefused, self.site))  # fmt: skip
 
     def release(self, request: SiteTask, reply: SiteReply, metrics: list[str], units: PrivateUnits | None) -> SiteReply:
         """Return a site's reply without the values that are neither counted in the ledger nor public.
@@ -328,8 +324,8 @@ class Private:
             report |= {} if units is None else self.facts(units, "test" in report["splits"])
         else:
             split = VALIDATION if request.name == TASK_TRAIN else TEST
-            hidden = sorted({*metrics} - {cell.metric for cell in cells})
-            cells += [Cell(name, split=split, reason=SUPPRESSED) for name in hidden]
+            hidden = {*metrics} - {cell.metric for cell in cells}
+            cells += [Cell(name, split=split, reason=SUPPRESSED) for name in sorted(hidden)]
             stats |= {LAST_LINE: self.ledger.last} if self.ledger.last else {}
         if request.name == TASK_TRAIN and request.current_round in self._after:
             stats[EPSILON] = self._after[request.current_round]
@@ -351,7 +347,7 @@ class Private:
         covers = (
             "updates; reports and metrics stay at home" if settings.reports is None else "updates, reports and metrics"
         )
-        how = f"DP-SGD, noise {settings.noise:g}, clip {settings.clip:g}"
         shown = f" (the test's figure: standard deviation {self._noise:.2g})" * bool(self._noise and counts)
-        how += f"; Gaussian, noise {settings.reports:g}{shown}" if settings.reports else ""
+        reported = f"; Gaussian, noise {settings.reports:g}{shown}" if settings.reports else ""
+        how = f"DP-SGD, noise {settings.noise:g}, clip {settings.clip:g}{reported}"
         return {PRIVACY: [units.kind, how, covers], BUDGET: [settings.epsilon, delta, worth, self._lasts]}

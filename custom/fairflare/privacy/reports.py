@@ -81,10 +81,9 @@ def losses_at(
     length = math.sqrt(sum(float(by.square().sum()) for by in way.values())) or 1.0
 
     def loss(batches: Any) -> float:
-        parts = [
+        return float(torch.cat([
             run.task.sample_losses(model(run.on_device(inputs)), run.on_device(targets)) for inputs, targets in batches
-        ]
-        return float(torch.cat(parts).double().mean())
+        ]).double().mean())  # fmt: skip
 
     moved = {name: (received[name] + by * (distance / length)).to(received[name].dtype) for name, by in way.items()}
     try:

@@ -24,14 +24,13 @@ class SecretDraws:
     def __init__(self, key: bytes | None = None) -> None:
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-        cipher = Cipher(algorithms.ChaCha20(os.urandom(32) if key is None else key, bytes(16)), mode=None)
-        self._stream = cipher.encryptor()
+        secret = os.urandom(32) if key is None else key
+        self._stream = Cipher(algorithms.ChaCha20(secret, bytes(16)), mode=None).encryptor()
 
     def uniform(self, count: int) -> Floats:
         """Return uniform random numbers in [0, 1) with 53 random bits each, (count,)."""
         words = np.frombuffer(self._stream.update(bytes(8 * count)), "<u8")
-        numbers: Floats = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
-        return numbers
+        return np.asarray((words >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
     def noise(self, count: int) -> Floats:
         """Return standard normal numbers, (count,), each half the sum of four.
@@ -40,17 +39,14 @@ class SecretDraws:
             Box and Muller; half the sum of four against the attack on floating-point numbers, as Opacus does: Holohan
             and Braghin, 2021, arXiv 2107.10138.
         """
-        twice = 2 * count
-        length = np.sqrt(-2 * np.log1p(-self.uniform(twice)))
-        turn = 2 * np.pi * self.uniform(twice)
+        length = np.sqrt(-2 * np.log1p(-self.uniform(2 * count)))
+        turn = 2 * np.pi * self.uniform(2 * count)
         four = np.concatenate([length * np.cos(turn), length * np.sin(turn)]).reshape(4, count)
-        total: Floats = four.sum(0) / 2
-        return total
+        return np.asarray(four.sum(0) / 2)
 
     def draw(self, count: int, rate: float) -> list[int]:
         """Return the numbers below ``count``, each drawn independently with probability ``rate`` (Poisson sampling)."""
-        chosen: list[int] = np.flatnonzero(self.uniform(count) < rate).tolist()
-        return chosen
+        return list(map(int, np.flatnonzero(self.uniform(count) < rate)))
 
     def some(self, population: Sequence[int], most: int) -> list[int]:
         """Return at most ``most`` of the numbers, chosen at random where there are more."""

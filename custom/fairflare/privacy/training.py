@@ -147,8 +147,4 @@ class PrivateLoop:
         inputs, targets = next(iter(self.run.data.chosen("training", images, seed, self.half.augment)))
         self.run.batch, inputs = list(images), self.run.drop_channels(inputs, seed)
         loss = self.half.loss(self.run, self.model, self.run.on_device(inputs), self.run.on_device(targets))
-        gradients = torch.autograd.grad(loss * len(images), trained, allow_unused=True)
-        return [
-            torch.zeros_like(p) if gradient is None else gradient
-            for p, gradient in zip(trained, gradients, strict=True)
-        ]
+        return list(torch.autograd.grad(loss * len(images), trained, materialize_grads=True))

@@ -41,11 +41,9 @@ def label_entropy(counts: Sequence[int]) -> float:
         Sahoo et al., MICCAI 2024 (FedMRL), Eq. (6), which has no minus sign. The authors' code uses the count of
         class 0 in every logarithm.
     """
-    for label, count in enumerate(counts):
-        checks.number(f"count of class {label}", count, low=0)
+    checks.numbers("count", dict(enumerate(counts)), of="class", low=0)
     total = math.fsum(counts)
-    if total <= 0:
-        raise ValueError(f"counts must hold at least one image, got {list(counts)}")
+    checks.refuse({f"counts must hold at least one image, got {list(counts)}": total <= 0})
     return math.fsum(count / total * math.log(count / total) for count in counts if count > 0) + 0.0
 
 
@@ -118,13 +116,14 @@ def global_accuracy(
         ValueError: a value out of range, or a site without a count (names the site).
     """
     total = weighted = 0.0
-    for site in sorted(accuracies):
-        value = accuracies[site]
+    for site, value in sorted(accuracies.items()):
         if value is None or math.isnan(value):
             continue
         checks.number(f"accuracy of site {site!r}", value, low=0, high=1)
-        if num_validation is not None and site not in num_validation:
-            raise ValueError(f"site {site!r} has an accuracy and no number of validation images")
+        checks.refuse({
+            f"site {site!r} has an accuracy and no number of validation images":
+                num_validation is not None and site not in num_validation,
+        })  # fmt: skip
         count = 1.0 if num_validation is None else num_validation[site]
         total += checks.number(f"number of validation images of site {site!r}", count, low=0)
         weighted += count * value

@@ -105,8 +105,7 @@ class _Networks(nn.Module):
 
     def forward(self, seen: Tensor) -> Tensor:
         """Return the value Q of every action of each agent, (n, H, actions), for observations (n, H, 4)."""
-        q: Tensor = self.agents(seen.transpose(0, 1)).transpose(0, 1)
-        return q
+        return torch.transpose(self.agents(seen.transpose(0, 1)), 0, 1)
 
     def joint(self, q: Tensor, action: Tensor, seen: Tensor) -> Tensor:
         """Return Q_tot, (n,), from values (n, H, actions), chosen actions (n, H) and observations (n, H, 4)."""
@@ -184,9 +183,10 @@ class Learner:
         self.settings: dict[str, Any] = {"mixer": mixer, "hidden": checks.whole("hidden", hidden)}
         self._online = _Networks(num_agents, num_actions, generator, **self.settings)
         self._target = copy.deepcopy(self._online).requires_grad_(False)
-        lr = checks.number("lr", lr, above=0)
         # Without foreach, the optimizer sums in the same order on every machine.
-        self._optimizer = torch.optim.Adam(self._online.parameters(), lr=lr, foreach=False)
+        self._optimizer = torch.optim.Adam(
+            self._online.parameters(), lr=checks.number("lr", lr, above=0), foreach=False
+        )
         self._replay: deque[dict[str, Tensor]] = deque(maxlen=CAPACITY)
 
     @property
@@ -197,8 +197,7 @@ class Learner:
     @torch.no_grad()
     def values(self, step: Step) -> Tensor:
         """Return the value Q_h of each action of each agent, (H, actions)."""
-        q: Tensor = self._online(step.observation[None])[0]
-        return q
+        return torch.squeeze(self._online(step.observation[None]), 0)
 
     @torch.no_grad()
     def joint_value(self, step: Step) -> float:
@@ -264,8 +263,8 @@ class Learner:
         self._target.load_state_dict(state["target"])
         names = [name for name, _ in self._online.named_parameters()]
         moments = {names.index(name): values for name, values in state["optimizer"].items()}
-        groups = self._optimizer.state_dict()["param_groups"]  # has this object's learning rate
-        self._optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        # The groups have this object's learning rate.
+        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": moments})
         replay = state["replay"]
         self._replay.clear()
         self._replay.extend(dict(zip(replay, row, strict=True)) for row in zip(*replay.values(), strict=True))

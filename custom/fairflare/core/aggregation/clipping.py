@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -79,8 +80,10 @@ def limit_changes(
     if not by_site:
         return {}, []
     limits = {w: factor * statistics.median(m.norms[w] for m in by_site.values()) for w in (PARAMETERS, STATISTICS)}
-    names = next(iter(by_site.values())).counters
-    steps = {name: math.floor(factor * statistics.median(m.counters[name] for m in by_site.values())) for name in names}
+    steps = {
+        name: math.floor(factor * statistics.median(m.counters[name] for m in by_site.values()))
+        for name in next(iter(by_site.values())).counters
+    }
     bounded: dict[str, State] = dict(states)
     clips: list[Clip] = []
     for site, measured in by_site.items():
@@ -101,13 +104,12 @@ def limit_changes(
 # ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Measured:
+class _Measured(NamedTuple):
     """Store one site's norm of the change by kind, largest change of every integer tensor, and lowest variance."""
 
-    norms: dict[str, float] = field(default_factory=lambda: {PARAMETERS: 0.0, STATISTICS: 0.0})
-    counters: dict[str, int] = field(default_factory=dict)
-    lowest_variance: float = math.inf
+    norms: dict[str, float]
+    counters: dict[str, int]
+    lowest_variance: float
 
 
 def _kind(name: str) -> str:
@@ -115,20 +117,19 @@ def _kind(name: str) -> str:
 
 
 def _measure(state: State, received: State | None) -> _Measured:
-    measured = _Measured()
-    squares: dict[str, list[float]] = {what: [] for what in measured.norms}
+    squares: dict[str, list[float]] = {PARAMETERS: [], STATISTICS: []}
+    counters, lowest_variance = dict[str, int](), math.inf
     for name in state:
         tensor, base = state[name], None if received is None else received[name]
-        if not tensor.is_floating_point():
+        if tensor.is_floating_point():
+            squares[_kind(name)] += [square(*pair) for pair in pairs(tensor, base)]
+            if name.rpartition(".")[2] == "running_var" and tensor.numel():
+                lowest_variance = min(lowest_variance, float(tensor.min()))
+        else:
             change = tensor.long() if base is None else tensor.long() - base.long()
             # Not abs().max(): the lowest integer has no positive counterpart, so its abs() would overflow.
-            measured.counters[name] = max(int(change.max()), -int(change.min())) if change.numel() else 0
-            continue
-        squares[_kind(name)] += [square(*pair) for pair in pairs(tensor, base)]
-        if name.rpartition(".")[2] == "running_var" and tensor.numel():
-            measured.lowest_variance = min(measured.lowest_variance, float(tensor.min()))
-    measured.norms = {what: math.sqrt(total(parts)) for what, parts in squares.items()}
-    return measured
+            counters[name] = max(int(change.max()), -int(change.min())) if change.numel() else 0
+    return _Measured({what: math.sqrt(total(parts)) for what, parts in squares.items()}, counters, lowest_variance)
 
 
 def _clip_state(state: State, received: State | None, scale: Mapping[str, float], steps: Mapping[str, int]) -> State:
@@ -140,8 +141,7 @@ def _clip_state(state: State, received: State | None, scale: Mapping[str, float]
         if tensor.is_floating_point():
             factor = scale.get(_kind(name))
             tensor = tensor if factor is None else _scale_change(tensor, base, factor)
-            is_variance = base is not None and name.rpartition(".")[2] == "running_var"
-            return tensor.clamp(min=0.0) if is_variance else tensor
+            return tensor.clamp(min=0.0) if base is not None and name.rpartition(".")[2] == "running_var" else tensor
         if name not in steps:
             return tensor
         limit, start = steps[name], torch.zeros_like(tensor) if base is None else base

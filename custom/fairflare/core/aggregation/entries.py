@@ -23,11 +23,7 @@ def largest(values: torch.Tensor, count: int) -> torch.Tensor:
     Returns:
         A flat boolean mask with exactly that many True; among equal magnitudes the first entries win.
     """
-    return _largest(values.detach().reshape(-1).abs(), count)
-
-
-def _largest(flat: torch.Tensor, count: int) -> torch.Tensor:
-    """Return a mask of the ``count`` largest entries of a flat tensor of magnitudes."""
+    flat = values.detach().reshape(-1).abs()
     count = min(int(checks.number("count", count, low=0, whole=True)), flat.numel())
     if count in (0, flat.numel()):
         return torch.full((flat.numel(),), count > 0)
@@ -43,11 +39,9 @@ def _largest(flat: torch.Tensor, count: int) -> torch.Tensor:
 
 def largest_overall(state: State, count: int) -> dict[str, torch.Tensor]:
     """Return a mask for each tensor of a state that marks the entries with the largest magnitudes in the state."""
-    flat = [state[name].detach().reshape(-1).abs() for name in state]
-    if not flat:
-        return {}
-    sizes = [one.numel() for one in flat]
-    return dict(zip(state, _largest(torch.cat(flat), count).split(sizes), strict=True))
+    flat = [state[name].detach().reshape(-1) for name in state]
+    masks = largest(torch.cat(flat), count).split([one.numel() for one in flat]) if flat else ()
+    return dict(zip(state, masks, strict=True))
 
 
 def pack_entries(name: str, tensor: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -75,8 +69,7 @@ def unpack_entries(download: State, like: State) -> Iterator[tuple[str, torch.Te
             names the tensor).
     """
     for name in (name for name in download if not name.endswith(WHICH)):
-        if name not in like:
-            raise ValueError(f"tensor {name!r} came, which the model does not have")
+        checks.refuse({f"tensor {name!r} came, which the model does not have": name not in like})
         size, values = like[name].numel(), download[name].reshape(-1)
         bits = download.get(name + WHICH)
         mask = (
@@ -84,8 +77,10 @@ def unpack_entries(download: State, like: State) -> Iterator[tuple[str, torch.Te
             if bits is None
             else torch.from_numpy(np.unpackbits(bits.numpy(), count=size).astype(bool))
         )
-        if int(mask.sum()) != values.numel():
-            raise ValueError(f"tensor {name!r}: {values.numel()} numbers came for {int(mask.sum())} places")
+        checks.refuse({
+            f"tensor {name!r}: {values.numel()} numbers came for {int(mask.sum())} places":
+                int(mask.sum()) != values.numel(),
+        })  # fmt: skip
         yield name, mask, values
 
 
@@ -126,5 +121,7 @@ def change_between(now: State, before: State, names: Collection[str]) -> State:
         now, before: the model after and before the change.
         names: names of the tensors to compare; integer tensors are left out.
     """
-    floating = [name for name in now if name in names and now[name].is_floating_point()]
-    return Made(floating, lambda name: (now[name].double() - before[name].double()).to(now[name].dtype))
+    return Made(
+        (name for name in now if name in names and now[name].is_floating_point()),
+        lambda name: (now[name].double() - before[name].double()).to(now[name].dtype),
+    )

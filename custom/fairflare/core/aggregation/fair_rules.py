@@ -10,13 +10,14 @@ import math
 import statistics
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TypeVar
 
 import torch
 
 from fairflare.base import checks
 from fairflare.core.states import State
-from fairflare.core.weighting import POWER_FLOOR, normalise, power_weights
+from fairflare.core.weighting import POWER_FLOOR, normalise, power_weights, update_share
 
 K = TypeVar("K", bound=Hashable)
 LEAST_VARIANCE = 1e-5  # lower bound of a batch norm's variance after one model was subtracted from another
@@ -34,20 +35,6 @@ def finite_or_mean(values: Mapping[str, float], before: Mapping[str, float] | No
     finite = [known[site] for site in sorted(values) if site in known]
     mean = statistics.fmean(finite) if finite else 1.0
     return {site: float(known.get(site, mean)) for site in sorted(values)}
-
-
-def update_share(memory: Mapping[str, float], fresh: Mapping[str, float]) -> dict[str, float]:
-    """Return the remembered weights; the sites in ``fresh`` divide the sum of their own weights anew.
-
-    Sites that are not in ``fresh`` keep their weights.
-
-    Args:
-        memory: weight of each site, ``>= 0``; includes all sites of ``fresh``.
-        fresh: number of each site; the sum is shared in proportion to these numbers, of which a negative one counts as
-            0. If all are 0, the shares are equal.
-    """
-    held = math.fsum(memory[site] for site in fresh)
-    return dict(sorted({**memory, **{site: held * share for site, share in normalise(fresh).items()}}.items()))
 
 
 # ------------------------------------------------------------------------------------------------ FedNova
@@ -173,12 +160,13 @@ def simplex_projection(values: Mapping[str, float], mass: float = 1.0) -> dict[s
     """
     given = checks.numbers("value", checks.not_empty("the values to project", values))
     mass = float(checks.number("mass", mass, low=0))
-    total, theta = 0.0, math.inf
-    for count, value in enumerate(sorted(given.values(), reverse=True), start=1):
-        total += value
-        if value + (mass - total) / count > 0 or count == 1:
-            theta = (total - mass) / count
-    return {site: max(given[site] - theta, 0.0) for site in sorted(given)}
+    falling = sorted(given.values(), reverse=True)
+    thetas = [
+        (total - mass) / count
+        for count, (value, total) in enumerate(zip(falling, accumulate(falling), strict=True), start=1)
+        if value + (mass - total) / count > 0 or count == 1
+    ]
+    return {site: max(given[site] - thetas[-1], 0.0) for site in sorted(given)}
 
 
 def add_newcomers(weights: Mapping[str, float], sites: Collection[str]) -> dict[str, float]:

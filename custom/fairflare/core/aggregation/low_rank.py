@@ -38,11 +38,6 @@ class Averaged:
     lost: float
     whole: float
 
-    @property
-    def error(self) -> float:
-        """Return the relative truncation error in [0, 1]; 0 if the mean product is 0."""
-        return self.lost / self.whole if self.whole > 0 else 0.0
-
 
 def average_products(
     factors: Mapping[str, tuple[torch.Tensor, torch.Tensor]], weights: Mapping[str, float], rank: int
@@ -75,14 +70,13 @@ def average_products(
     first_a, first_b = factors[sites[0]]
     for site in sites:
         a, b = factors[site]
-        of_first = len(first_b), first_a.shape[1]
-        if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1] or (len(b), a.shape[1]) != of_first:
-            raise ValueError(
-                f"site {site!r}: factors A {tuple(a.shape)} and B {tuple(b.shape)} do not fit each other, or those of "
-                f"site {sites[0]!r} {tuple(first_a.shape)} and {tuple(first_b.shape)}"
-            )
-        if not (bool(torch.isfinite(a).all()) and bool(torch.isfinite(b).all())):
-            raise ValueError(f"site {site!r}: a factor is not finite")
+        checks.refuse({
+            f"site {site!r}: factors A {tuple(a.shape)} and B {tuple(b.shape)} do not fit each other, or those of "
+            f"site {sites[0]!r} {tuple(first_a.shape)} and {tuple(first_b.shape)}":
+                a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1] or len(b) != len(first_b)
+                or a.shape[1] != first_a.shape[1],
+            f"site {site!r}: a factor is not finite": not all(bool(torch.isfinite(part).all()) for part in (a, b)),
+        })  # fmt: skip
     # NumPy's decompositions are used since PyTorch's would load 4 MB more code into the server.
     left = np.concatenate([factors[site][1].double().numpy() * weights[site] for site in sites], axis=1)
     right = np.concatenate([factors[site][0].double().numpy() for site in sites], axis=0)
@@ -103,11 +97,9 @@ def pairs_of(names: Iterable[str]) -> dict[str, tuple[str, str]]:
     >>> pairs_of(["fc.base_layer.weight", "fc.lora_A.default.weight", "fc.lora_B.default.weight"])
     {'fc': ('fc.lora_A.default.weight', 'fc.lora_B.default.weight')}
     """
-    pairs: dict[str, dict[str, str]] = {}
-    for name in names:
-        if match := FACTOR.fullmatch(name):
-            pairs.setdefault(match["layer"], {})[match["factor"]] = name
-    return {layer: (both["A"], both["B"]) for layer, both in pairs.items() if len(both) == 2}
+    matches = checks.group_by_key((match["layer"], match) for match in map(FACTOR.fullmatch, names) if match)
+    factors = {layer: {match["factor"]: match.string for match in some} for layer, some in matches.items()}
+    return {layer: (both["A"], both["B"]) for layer, both in factors.items() if len(both) == 2}
 
 
 @dataclass

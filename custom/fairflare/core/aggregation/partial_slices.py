@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from fairflare.base.checks import group_by_key
 from fairflare.core.aggregation.tensor_mean import MEAN, Aggregate
 from fairflare.core.states import State, WeightsOf, weighted_average
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,8 @@ def singular_vectors(average: Mapping[str, torch.Tensor]) -> dict[str, torch.Ten
         v = average.get(f"{module}.{RIGHT}")
         if last != LEFT or not module.endswith(".0") or "parametrizations" not in module or weight is None or v is None:
             continue
-        matrix = _matrix(weight, len(u)).double()
+        # As the parametrization does: rows are the first dimension, for a transposed convolution the second.
+        matrix = weight.movedim(0 if weight.shape[0] == len(u) else 1, 0).flatten(1).double()
         left, right = u.double(), v.double()
         for _ in range(ITERATIONS):
             left = torch.nn.functional.normalize(matrix @ right, dim=0)
@@ -43,11 +44,3 @@ def singular_vectors(average: Mapping[str, torch.Tensor]) -> dict[str, torch.Ten
         if bool(left.any()) and bool(right.any()):
             vectors[name], vectors[f"{module}.{RIGHT}"] = left.to(u.dtype), right.to(v.dtype)
     return vectors
-
-
-def _matrix(weight: torch.Tensor, rows: int) -> torch.Tensor:
-    """Flatten a weight to a matrix as the spectral parametrization does.
-
-    Rows are the first dimension, for a transposed convolution the second.
-    """
-    return weight.movedim(0 if weight.shape[0] == rows else 1, 0).flatten(1)

@@ -10,6 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from fairflare.base.checks import refuse
+
 HELD = 2**27  # bytes of the sites' copies of one tensor that are collected before they are added up
 #: Elements per block. PyTorch splits an elementwise operation over threads above 32768 elements, and a
 #: float64 block of this size fits the second-level cache.
@@ -46,13 +48,13 @@ class MeanNotFinite(ValueError):
 class RobustMiddle:
     """Compute the weighted median or trimmed mean of one tensor, from all sites' tensors in memory."""
 
-    def __init__(self, name: str, first_site: str, first: torch.Tensor, how: Aggregate) -> None:
-        self.name, self.first_site, self.how = name, first_site, how
+    def __init__(self, name: str, first: torch.Tensor, how: Aggregate) -> None:
+        self.name, self.how = name, how
         self.like = first.detach().new_empty(()).expand(first.shape)
         self.dtype = first.dtype
         self._waiting: list[tuple[torch.Tensor, float]] = []
 
-    def add(self, site: str, tensor: torch.Tensor, weight: float) -> None:
+    def add(self, tensor: torch.Tensor, weight: float) -> None:
         self.dtype = torch.promote_types(self.dtype, tensor.dtype)
         self._waiting.append((tensor.detach().to(self.like.device).reshape(-1), weight))
 
@@ -62,13 +64,13 @@ class RobustMiddle:
             middle = torch.stack([tensor.long() for tensor in tensors]).median(0).values
             return middle.to(self.dtype).reshape(self.like.shape)
         weights = torch.tensor([weight for _, weight in self._waiting], dtype=torch.float64, device=self.like.device)
-        dtype = torch.float64 if wide else self.dtype
-        result = torch.empty(self.like.numel(), dtype=dtype, device=self.like.device)
+        result = weights.new_empty(self.like.numel(), dtype=torch.float64 if wide else self.dtype)
         for block, *parts in zip(result.split(_BLOCK), *(tensor.split(_BLOCK) for tensor in tensors), strict=True):
             middle = self._middle(torch.stack([part.double() for part in parts]), weights)
-            block.copy_(middle.clamp_(min=0.0) if floor and self.name.rpartition(".")[2] == "running_var" else middle)
-        if not all_finite(result):
-            raise MeanNotFinite(f"the {self.how.kind} of tensor {self.name!r} does not fit {self.dtype}")
+            block.copy_(middle.clamp_(min=0.0) if floor else middle)
+        refuse({
+            f"the {self.how.kind} of tensor {self.name!r} does not fit {self.dtype}": not all_finite(result),
+        }, MeanNotFinite)  # fmt: skip
         return result.reshape(self.like.shape)
 
     def _middle(self, values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -91,17 +93,16 @@ class WeightedMean:
     NumPy adds up, on the CPU: its calls cost less than PyTorch's, which counts with blocks that fit the cache.
     """
 
-    def __init__(self, name: str, first_site: str, first: torch.Tensor, hold: int) -> None:
+    def __init__(self, name: str, first: torch.Tensor, hold: int) -> None:
         """Begin a weighted mean with the first site's tensor.
 
         Args:
             name: name of the tensor.
-            first_site: name of the site that sent ``first``.
             first: tensor of the first site; it defines shape and dtype of the result.
             hold: number of bytes of tensors that are collected before they are added to the sum together, so that the
                 sum stays in the processor's cache.
         """
-        self.name, self.first_site = name, first_site
+        self.name = name
         self.like = first.detach().new_empty(()).expand(first.shape)  # view of the shape and dtype, without memory
         self.dtype = first.dtype
         self._most = None if first.is_floating_point() else first.detach().clone()  # maximum of an integer tensor
@@ -109,7 +110,7 @@ class WeightedMean:
         self._hold, self._held = hold, 0  # number of bytes to collect, and number collected
         self._waiting: list[tuple[np.ndarray[Any, Any], float]] = []
 
-    def add(self, site: str, tensor: torch.Tensor, weight: float) -> None:
+    def add(self, tensor: torch.Tensor, weight: float) -> None:
         self.dtype = torch.promote_types(self.dtype, tensor.dtype)
         tensor = tensor.detach()
         if self._most is not None:
@@ -119,15 +120,10 @@ class WeightedMean:
         self._waiting.append(((flat.float() if flat.dtype == torch.bfloat16 else flat).numpy(), weight))
         self._held += self._waiting[-1][0].nbytes
         if self._held > self._hold:
-            self._add_waiting()
-
-    def _add_waiting(self) -> None:
-        """Add the waiting tensors to the weighted sum so far, flat, in float64."""
-        if self._total is None:
-            self._total = np.zeros(self.like.numel())
-        list(self._sums(self._total))
-        self._waiting.clear()
-        self._held = 0
+            self._total = np.zeros(self.like.numel()) if self._total is None else self._total
+            list(self._sums(self._total))  # adds the waiting tensors to the total, in place
+            self._waiting.clear()
+            self._held = 0
 
     def _sums(
         self, total: np.ndarray[Any, np.dtype[np.float64]] | None = None
@@ -155,25 +151,22 @@ class WeightedMean:
     def result(self, floor: bool, wide: bool = False) -> torch.Tensor:
         if self._most is not None:
             return self._most.to(self.dtype)
-        floor = floor and self.name.rpartition(".")[2] == "running_var"
         mean = torch.empty(self.like.numel(), dtype=torch.float64 if wide else self.dtype)
         for block, sums in self._sums(self._total):  # without a float64 sum of the tensor's size, if none was begun
             mean[block] = torch.from_numpy(np.maximum(sums, 0.0, out=sums) if floor else sums)
-        if not all_finite(mean):
-            raise MeanNotFinite(f"the average of tensor {self.name!r} does not fit {self.dtype}")
+        refuse({
+            f"the average of tensor {self.name!r} does not fit {self.dtype}": not all_finite(mean),
+        }, MeanNotFinite)  # fmt: skip
         return mean.reshape(self.like.shape).to(self.like.device)
 
 
 def check_finite(tensor: torch.Tensor, where: str) -> None:
-    if not all_finite(tensor):
-        raise ValueError(f"{where} is not finite")
+    refuse({f"{where} is not finite": not all_finite(tensor)})
 
 
 def all_finite(tensor: torch.Tensor) -> bool:
     """Return whether every value of a tensor is finite; a block is tested value by value only if its sum is not."""
-    if not tensor.is_floating_point():
-        return True
-    return all(
+    return not tensor.is_floating_point() or all(
         math.isfinite(block.sum(dtype=torch.float32 if block.element_size() < 4 else None).item())
         or bool(torch.isfinite(block).all())
         for block in blocks(tensor)
@@ -200,7 +193,6 @@ def sq_norm(update: Mapping[str, torch.Tensor]) -> float:
     parts = []
     for name in [n for n, t in update.items() if t.is_floating_point()]:
         squares = [block.double().square().sum().item() for block in blocks(update[name])]
-        if not all(map(math.isfinite, squares)):
-            raise ValueError(f"squared norm of tensor {name!r} is not finite")
+        refuse({f"squared norm of tensor {name!r} is not finite": not all(map(math.isfinite, squares))})
         parts.extend(squares)
     return math.fsum(parts)

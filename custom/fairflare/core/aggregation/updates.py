@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import repeat
 
 import torch
 
@@ -17,10 +18,8 @@ CANCELS = 1e-6  # a sum of changes whose length is below this share of their len
 
 
 def pairs(tensor: torch.Tensor, base: torch.Tensor | None) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
-    """Yield each block of a tensor together with the block at the same place of a second tensor."""
-    others = blocks(base) if base is not None else None
-    for index, part in enumerate(blocks(tensor)):
-        yield part, None if others is None else others[index]
+    """Return each block of a tensor together with the block at the same place of a second tensor."""
+    return zip(blocks(tensor), repeat(None) if base is None else blocks(base), strict=base is not None)
 
 
 def change(part: torch.Tensor, base: torch.Tensor | None) -> torch.Tensor:
@@ -30,8 +29,7 @@ def change(part: torch.Tensor, base: torch.Tensor | None) -> torch.Tensor:
 
 def square(part: torch.Tensor, base: torch.Tensor | None) -> float:
     """Return the squared L2 norm of a tensor's change."""
-    moved = change(part, base)
-    return float(moved.square_().sum()) if moved.numel() else 0.0
+    return float(change(part, base).square_().sum())
 
 
 def squared_norms(states: Mapping[str, State], received: State | None, names: Collection[str]) -> dict[str, float]:
@@ -51,8 +49,7 @@ def squared_norms(states: Mapping[str, State], received: State | None, names: Co
         for name in (n for n in states[site] if n in names):
             tensor = states[site][name]
             if tensor.is_floating_point():
-                base = None if received is None else received[name]
-                parts += [square(*pair) for pair in pairs(tensor, base)]
+                parts += [square(*pair) for pair in pairs(tensor, None if received is None else received[name])]
         by_site[site] = total(parts)
     return by_site
 

@@ -13,15 +13,14 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from fairflare.base.checks import group_by_key
+from fairflare.base.checks import group_by_key, refuse
 from fairflare.base.task import evaluating
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 WIDE = 2**22  # largest number of values that are converted to float64 at once
 MEAN, VARIANCE = "running_mean", "running_var"
@@ -42,8 +41,7 @@ def running_norms(model: nn.Module) -> dict[str, nn.Module]:
     GroupNorm and LayerNorm have no running statistics. Those of InstanceNorm (``track_running_stats=True``) are means
     over the images of moments within one image, which differ from moments over all images: see :func:`other_running`.
     """
-    kind = torch.nn.modules.batchnorm._BatchNorm
-    return {name: module for name, module in model.named_modules() if isinstance(module, kind) and _runs(module)}
+    return {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm) and _runs(module)}
 
 
 def other_running(model: nn.Module) -> list[str]:
@@ -102,14 +100,11 @@ def next_group(model: nn.Module, images: Tensor, done: Iterable[str] = (), *, fo
         if bool(torch.isnan(args[0]).any()):
             tainted.add(name)
 
-    def blank_output(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        return torch.full_like(output, math.nan)
-
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))
         for name, module in pending.items():
             stack.callback(module.register_forward_pre_hook(partial(note_input, name)).remove)
-            stack.callback(module.register_forward_hook(blank_output).remove)
+            stack.callback(module.register_forward_hook(lambda _, args, out: torch.full_like(out, math.nan)).remove)
         (forward or model)(images)
     reached = list(calls)
     names = [name for name in reached if name not in tainted] or reached[:1]
@@ -138,9 +133,8 @@ class Moments:
         """Compute the moments of (n, channels, ...) in float64; on the CPU if the device has no float64."""
         axes = [axis for axis in range(values.ndim) if axis != 1]
         wide = values.detach().to("cpu" if values.device.type == "mps" else values.device).double()
-        mean = wide.mean(axes)
-        shape = [1, -1, *[1] * (values.ndim - 2)]
-        return cls(values.numel() // values.shape[1], mean, (wide - mean.view(shape)).square_().sum(axes))
+        mean = wide.mean(axes, keepdim=True)
+        return cls(values.numel() // values.shape[1], mean.flatten(), (wide - mean).square_().sum(axes))
 
     def join(self, other: Moments) -> Moments:
         """Return the moments of the union of two sets of values.
@@ -150,8 +144,11 @@ class Moments:
         """
         count = self.count + other.count
         gap = other.mean - self.mean
-        mean = self.mean + gap * (other.count / count)
-        return Moments(count, mean, self.squares + other.squares + gap**2 * (self.count * other.count / count))
+        return Moments(
+            count,
+            self.mean + gap * (other.count / count),
+            self.squares + other.squares + gap**2 * (self.count * other.count / count),
+        )
 
 
 class _Enough(Exception):
@@ -196,10 +193,12 @@ def measure(
                 (forward or model)(images)
             except _Enough:
                 continue
-    for name in group.names:
-        if name in measured and not bool(torch.isfinite(measured[name].mean + measured[name].squares).all()):
-            raise Unmeasurable(f"the input of batch norm {name!r} is not finite")
-    return {name: measured[name] for name in group.names if name in measured}
+    in_order = {name: measured[name] for name in group.names if name in measured}
+    refuse({
+        f"the input of batch norm {name!r} is not finite": not bool(torch.isfinite(one.mean + one.squares).all())
+        for name, one in in_order.items()
+    }, Unmeasurable)  # fmt: skip
+    return in_order
 
 
 def pool_statistics(

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from fairflare.base.checks import refuse
+
 
 class Values(nn.Module):
     """Store one group's singular values, (r,), as a separate layer, which can have its own aggregation weights."""
-
-    weight: nn.Parameter
 
     def __init__(self, values: torch.Tensor) -> None:
         super().__init__()
@@ -65,10 +65,7 @@ class GroupAdapter(nn.Module):
         # The channels are dimension 1 of a convolution's output and the last dimension of a linear layer's.
         between = (1,) * (low.ndim - 2)
         shape = (*between, values.shape[1]) if isinstance(self.base_layer, nn.Linear) else (values.shape[1], *between)
-        outputs: torch.Tensor = self.base_layer(inputs) + self.scale * self.fair_B(
-            low * values.view(len(values), *shape)
-        )
-        return outputs
+        return torch.add(self.base_layer(inputs), self.scale * self.fair_B(low * values.view(len(values), *shape)))
 
     def merge(self) -> None:
         """Add the adapter of an image of unknown group to the layer's weights."""
@@ -84,11 +81,10 @@ class GroupAdapter(nn.Module):
             return mean
         others = (table.sum(0, keepdim=True) - table) / (len(table) - 1)
         by_group = torch.cat([self.own * table + (1 - self.own) * others, mean])
-        if len(self.numbers) not in (1, len(inputs)):
-            raise ValueError(
-                f"adapters=fair_lora: layer {self.name!r} is given {len(inputs)} rows for {len(self.numbers)} images; "
-                "take layers whose first dimension is the image (adapters.targets)"
-            )
+        refuse({
+            f"adapters=fair_lora: layer {self.name!r} is given {len(inputs)} rows for {len(self.numbers)} images; take "
+            "layers whose first dimension is the image (adapters.targets)": len(self.numbers) not in (1, len(inputs)),
+        })  # fmt: skip
         return by_group[self.numbers.to(table.device)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import reduce
 from typing import Any
 
 import torch
@@ -69,9 +70,8 @@ def pool_pixels(batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> tuple[t
         if targets.ndim == images.ndim:
             pixels = pixels[:, (targets >= 0).any(1)]
         pixels = pixels.flatten(1)
-        parts = torch.stack([torch.ones_like(pixels).sum(1), pixels.sum(1), pixels.square().sum(1)])
-        sums = [parts + sums[0]] if sums else [parts]
-    if not sums or not bool(sums[0][0, 0]):
+        sums.append(torch.stack([torch.ones_like(pixels).sum(1), pixels.sum(1), pixels.square().sum(1)]))
+    if not any(bool(count[0]) for count, _, _ in sums):
         return None
-    count, total, squares = sums[0]
+    count, total, squares = reduce(torch.add, sums)
     return total / count, (squares / count - (total / count).square()).clamp_min(0)

@@ -6,20 +6,19 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
+from torch import Tensor, nn
 
+from fairflare.base.checks import refuse
 from fairflare.base.machine.computing import full_precision
 from fairflare.base.stopping import check_stop
 from fairflare.base.task import evaluating
 from fairflare.core.features.layers import parameter_layers
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +49,8 @@ class JointPass:
 
     Attributes:
         wanted: names of the layers to compare.
-        names: names of the layers whose features may be passed: the wanted layers, and layers in front of a batch norm.
+        names: names of the layers whose features may be passed: the wanted layers, and layers in front of a batch norm;
+            an ordered set (the keys of a dict).
         images: number of images seen so far.
         scaled: name of the layer in front, by name of each batch norm that is computed from it.
 
@@ -63,14 +63,14 @@ class JointPass:
     ) -> None:
         layers_of_both = parameter_layers(model_a), parameter_layers(model_b)
         self.wanted = list(layers_of_both[0] if layers is None else dict.fromkeys(layers))
-        for name in [*self.wanted, *(layers_of_both[1] if layers is None else ())]:
-            for which, known in zip(("model_a", "model_b"), layers_of_both, strict=True):
-                if name not in known:
-                    raise ValueError(f"layer {name!r} is not in {which}")
+        refuse({
+            f"layer {name!r} is not in {which}": name not in known
+            for name in [*self.wanted, *(layers_of_both[1] if layers is None else ())]
+            for which, known in zip(("model_a", "model_b"), layers_of_both, strict=True)
+        })  # fmt: skip
         # Compute each batch norm in the same way whichever layers are requested, since the way changes the last bits.
         in_front = [name for name in layers_of_both[0] if name in layers_of_both[1]] if least_pixels is not None else []
-        self.names = list(dict.fromkeys([*self.wanted, *in_front]))
-        self._kept = set(self.names)
+        self.names = dict.fromkeys([*self.wanted, *in_front])
         self.models = (model_a, model_b)
         self.modules = tuple({name: known[name] for name in self.names} for known in layers_of_both)
         self.images = 0
@@ -82,15 +82,10 @@ class JointPass:
             m for known in layers_of_both for m in known.values() if m._forward_hooks or m._forward_pre_hooks
         }
         self._sources: dict[str, str] = {}  # layer in front, by batch norm of model a
-        self._layouts: dict[str, Layout] = {}
         self._odd: dict[str, str] = {}  # reason why a layer cannot be compared, by layer
         self._reached: Counter[str] = Counter()  # number of images with features in both models, by layer
         self._held: dict[str, Tensor] = {}  # features of model a; memory is reused, since allocating is slow
-        self._calls: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
-        self._turn: int | None = None
-        self._size = 0
-        self._channels_last = False
-        self._visit: Callable[[str, Tensor, Tensor], None] = lambda name, a, b: None
+        self._turn: int | None = None  # model that runs now; hooks of the other one do nothing
         self._stack = ExitStack()
         self._divisible = all(map(looks_at_images_alone, self.models))  # whether batches may be divided and joined
 
@@ -116,8 +111,9 @@ class JointPass:
         """
         waiting: list[Tensor] = []
         for batch in batches:
-            if not isinstance(batch, torch.Tensor):
-                raise TypeError(f"batches must give tensors of images, got {type(batch).__name__}")
+            refuse({
+                f"batches must give tensors of images, got {type(batch).__name__}": not isinstance(batch, torch.Tensor),
+            }, TypeError)  # fmt: skip
             if waiting and (batch.shape[1:] != waiting[0].shape[1:] or not self._divisible):
                 yield torch.cat(waiting)
                 waiting = []
@@ -138,18 +134,20 @@ class JointPass:
         """
         if self.images == 0:
             self._channels_last = all(_takes_channels_last(model, images[:1]) for model in self.models)
-            first = images[:1].to(_device(self.models[0]))
-            self._layouts = layouts(self.models[0], first, self.modules[0], alone=self._divisible)
+            model = self.models[0]
+            self._layouts = layouts(model, images[:1].to(_device(model)), self.modules[0], alone=self._divisible)
         if self._channels_last:
             images = channels_last(images)
-        self._size, self._visit, self._calls = len(images), visit, (Counter(), Counter())
+        self._size, self._visit, self._calls = len(images), visit, (Counter[str](), Counter[str]())
         for turn, model in enumerate(self.models):
             check_stop()
             self._turn = turn
             model(images.to(_device(model)))
             self._last = None
-            if self.images == 0:
-                self._keep(self._sources if turn == 0 else self.scaled)
+            if self.images == 0:  # only the wanted layers and those in front of wanted batch norms run from now on
+                sources = self._sources if turn == 0 else self.scaled
+                kept = {*self.wanted, *(sources.get(name, "") for name in self.wanted)}
+                self.names = dict.fromkeys(name for name in self.names if name in kept)
         self._turn = None
         self.images += len(images)
         for name in self.names:
@@ -160,11 +158,6 @@ class JointPass:
                 self._odd.setdefault(name, f"layer {self.scaled[name]!r} in front of it ran another number of times")
             elif calls_a:
                 self._reached[name] += len(images)
-
-    def _keep(self, sources: Mapping[str, str]) -> None:
-        """Restrict later passes to the wanted layers and to the layers in front of wanted batch norms."""
-        self._kept = {*self.wanted, *(sources.get(name, "") for name in self.wanted)}
-        self.names = [name for name in self.names if name in self._kept]
 
     def find_comparable(self) -> list[str]:
         """Return the layers with features of every image in both models; the log says why other layers lack them.
@@ -177,8 +170,7 @@ class JointPass:
                 self._odd.setdefault(name, f"called for {self._reached[name]} of {self.images} images")
         odd = {name: reason for name, reason in self._odd.items() if name in self.wanted}
         reasons = "; ".join(f"layer {name!r}: {reason}" for name, reason in odd.items())
-        if self.wanted and len(odd) == len(self.wanted):
-            raise ValueError(f"no layer can be compared: {reasons:.1000}")
+        refuse({f"no layer can be compared: {reasons:.1000}": self.wanted and len(odd) == len(self.wanted)})
         if reasons:
             log.warning("layers without a similarity: %.1000s", reasons)
         return [name for name in self.wanted if name not in odd]
@@ -189,7 +181,7 @@ class JointPass:
         return max(1, HELD_BYTES // held) if held else 1
 
     def _hook(self, turn: int, name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if self._turn != turn or name in self._odd or name not in self._kept:  # both models may share a module
+        if self._turn != turn or name in self._odd or name not in self.names:  # both models may share a module
             return
         source, output = self._source(module, args), first_tensor(output)
         if source and self.images == 0 and not _scales(module, self._last, output):
@@ -200,8 +192,9 @@ class JointPass:
         if output is None:
             self._odd[name] = "its output holds no tensor"
         elif output.shape[:1] != (self._size,):
-            shape = tuple(output.shape)
-            self._odd[name] = f"the {self._size} images are no dimension of its output, which has shape {shape}"
+            self._odd[name] = (
+                f"the {self._size} images are no dimension of its output, which has shape {tuple(output.shape)}"
+            )
         else:
             self._calls[turn][name] += 1
             if name in self.scaled and self.images:
@@ -247,7 +240,7 @@ class JointPass:
         if turn == 0:
             self._sources[name] = source
         elif source and source == self._sources.get(name) and not {name, source} & self._layouts.keys():
-            once = all(self._calls[0][layer] == 1 for layer in (name, source))
+            once = self._calls[0][name] == self._calls[0][source] == 1
             if once and output[0, 0].numel() >= (self._least_pixels or 0):
                 self.scaled[name] = source
 
@@ -258,9 +251,10 @@ class JointPass:
                 held = self._held[name] = torch.empty_like(feature, memory_format=torch.contiguous_format)
             held.copy_(feature)  # copied since a later layer may change the feature in place
         elif held is not None and self._calls[1][name] == self._calls[0][name]:
-            if held.shape != feature.shape:
-                shapes = f"{tuple(held.shape)}, of model_b {tuple(feature.shape)}"
-                raise ValueError(f"layer {name!r}: features of model_a have shape {shapes}")
+            refuse({
+                f"layer {name!r}: features of model_a have shape {tuple(held.shape)}, of model_b "
+                f"{tuple(feature.shape)}": held.shape != feature.shape,
+            })  # fmt: skip
             self._visit(name, held, feature.to(held.device))
 
 
@@ -290,14 +284,12 @@ def _takes_channels_last(model: nn.Module, image: Tensor) -> bool:
 
     A model that calls ``view`` may fail. The test runs two images, since a dimension of size 1 fits every layout.
     """
-    if image.ndim != 4 or _device(model).type != "cpu":
-        return False
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    if image.ndim == 4 and _device(model).type == "cpu":
+        # A user's network may raise any error.
+        with suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]):
             model(channels_last(torch.cat([image, image])))
-    except Exception:  # a user's network may raise any error
-        return False
-    return True
+            return True
+    return False
 
 
 def _scales(norm: nn.Module, last: tuple[str, Tensor, int, Tensor] | None, output: Tensor | None) -> bool:
@@ -404,8 +396,7 @@ def _outputs(model: nn.Module, images: Tensor, layers: Mapping[str, nn.Module]) 
 def _another(image: Tensor) -> Tensor:
     if not image.is_floating_point():
         return image.flip(-1)
-    noise = torch.rand(image.shape, generator=torch.Generator().manual_seed(SEED))
-    return noise.to(image)
+    return torch.rand(image.shape, generator=torch.Generator().manual_seed(SEED)).to(image)
 
 
 def _layout(some: Tensor, more: Tensor, images: int) -> Layout | None:
@@ -416,10 +407,8 @@ def _layout(some: Tensor, more: Tensor, images: int) -> Layout | None:
         more: the layer's output for twice as many images, the first half of which are the images of ``some``.
         images: number of images of ``some``.
     """
-    if some.ndim != more.ndim:
-        return None
-    grown = [dim for dim in range(some.ndim) if some.shape[dim] != more.shape[dim]]
-    if len(grown) != 1 or more.shape[grown[0]] != 2 * some.shape[grown[0]]:
+    grown = [dim for dim, (n, m) in enumerate(zip(some.shape, more.shape, strict=False)) if n != m]
+    if some.ndim != more.ndim or len(grown) != 1 or more.shape[grown[0]] != 2 * some.shape[grown[0]]:
         return None
     rows, over = divmod(some.shape[grown[0]], images)
     if over or (grown[0] == 0 and rows == 1):

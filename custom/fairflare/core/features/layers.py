@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from fairflare.base.checks import group_by_key
@@ -72,22 +73,19 @@ def output_tensors(model: nn.Module, inputs: torch.Tensor, rows: int) -> list[st
     from fairflare.base.task import evaluating
 
     ran: list[tuple[nn.Module, object]] = []
-    hooks = [
-        module.register_forward_hook(lambda module, args, output: ran.append((module, output)))
-        for module in model.modules()
-        if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)) and len(module.weight) == rows
+    with ExitStack() as stack, evaluating(model):
+        for module in model.modules():
+            if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)) and len(module.weight) == rows:
+                hook = module.register_forward_hook(lambda module, args, output: ran.append((module, output)))
+                stack.callback(hook.remove)
+        outputs = model(inputs)
+    identities = [
+        id(parameter)
+        for module, output in ran
+        # a plain weight, and a single call
+        if output is outputs and "weight" in module._parameters and sum(other is module for other, _ in ran) == 1
+        for parameter in module._parameters.values()
     ]
-    try:
-        with evaluating(model):
-            outputs = model(inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    last = [module for module, output in ran if output is outputs]
-    whole = [
-        m for m in last if "weight" in m._parameters and sum(other is m for other, _ in ran) == 1
-    ]  # a plain weight, and a single call
-    identities = [id(parameter) for module in whole for parameter in module._parameters.values()]
     return [name for name, p in model.named_parameters(remove_duplicate=False) if id(p) in identities]
 
 

@@ -6,25 +6,22 @@ import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
 
+from fairflare.base.checks import refuse
 from fairflare.core.features.layers import is_statistic, layers_of, parameter_layers
-
-if TYPE_CHECKING:
-    from torch import nn
 
 log = logging.getLogger(__name__)
 
 
 def norms_of(kind: str) -> tuple[type[nn.Module], ...]:
     """Return the module classes of norm layers that a setting's value ``"batch"`` or ``"all"`` stands for."""
-    base, nn = torch.nn.modules.batchnorm, torch.nn
-    if kind == "batch":
-        return (base._BatchNorm,)
-    newer = [nn.RMSNorm] if hasattr(nn, "RMSNorm") else []
-    return base._BatchNorm, torch.nn.modules.instancenorm._InstanceNorm, nn.GroupNorm, nn.LayerNorm, *newer
+    others = (_InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+    return (_BatchNorm,) if kind == "batch" else (_BatchNorm, *others)
 
 
 def norm_tensors(model: nn.Module, kind: str) -> list[str]:
@@ -37,9 +34,7 @@ def running_statistics(model: nn.Module) -> list[str]:
     """List the running means, variances and counters of norm layers that have them, in state-dict order."""
     state, layers = model.state_dict(), parameter_layers(model)
     return [
-        name
-        for name, owner in layers_of(state).items()
-        if isinstance(layers[owner], torch.nn.modules.batchnorm._NormBase) and is_statistic(name)
+        name for name, owner in layers_of(state).items() if isinstance(layers[owner], _NormBase) and is_statistic(name)
     ]
 
 
@@ -68,11 +63,11 @@ def lone_samples(model: nn.Module) -> Iterator[None]:
     def switch_off(name: str, module: Any, args: tuple[Any, ...]) -> None:
         if not module.training or not args or args[0].ndim < 2 or args[0].numel() != args[0].shape[1]:
             return
-        if module.running_mean is None:
-            raise LoneSample(
-                f"batch norm {name!r} has no running statistics and got one sample with 1x1 features; choose another "
-                "batch_size (its last batch has one sample), or a norm that does not look at the batch"
-            )
+        refuse({
+            f"batch norm {name!r} has no running statistics and got one sample with 1x1 features; choose another "
+            "batch_size (its last batch has one sample), or a norm that does not look at the batch":
+                module.running_mean is None,
+        }, LoneSample)  # fmt: skip
         if not warned:
             warned.append(name)
             log.info("a batch of one sample: batch norm %r takes its running statistics, unchanged", name)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from fairflare.core.features.layers import layer_of
 from fairflare.core.features.norms import norm_tensors
-
-if TYPE_CHECKING:
-    from torch import nn
 
 HEAD, NORMS = "head", "norms"
 
@@ -26,8 +23,7 @@ def names_in(model: nn.Module, part: str) -> list[str]:
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     last = layer_of(trained[-1]) if trained else ""
     head = [n for n in trained if n.startswith("head.")] or [n for n in trained if layer_of(n) == last]
-    norms = [name for name in norm_tensors(model, "all") if name in trained]
-    return {HEAD: head, NORMS: norms}.get(part, trained)
+    return {HEAD: head, NORMS: [n for n in norm_tensors(model, "all") if n in trained]}.get(part, trained)
 
 
 @contextmanager

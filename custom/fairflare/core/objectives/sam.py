@@ -84,16 +84,14 @@ class SAM:
             TypeError: the closure returned no number.
         """
         loss = self._run(closure)
-        if not math.isfinite(_number(loss)):
+        finite = math.isfinite(_number(loss))
+        params, gradients = self._parameters_and_gradients() if finite and self.rho > 0 else ([], [])
+        norm = tensors.norm(gradients)
+        if not (finite and math.isfinite(norm)):
             self.skipped_steps += 1
             return loss
-        params, gradients = self._parameters_and_gradients() if self.rho > 0 else ([], [])
-        norm = tensors.norm(gradients)
         if norm == 0:
             self.base_optimizer.step()
-            return loss
-        if not math.isfinite(norm):
-            self.skipped_steps += 1
             return loss
 
         first = [_take_gradient(p, g) for p, g in zip(params, gradients, strict=True)]
@@ -190,13 +188,12 @@ def _take_gradient(param: Tensor, gradient: Tensor) -> Tensor:
 
 def _running_statistics(model: nn.Module | None) -> list[tuple[Tensor, Tensor]]:
     """Return pairs of a norm layer's buffer and its copy, for all norm layers of a model."""
-    buffers = [
-        buffer
+    return [
+        (buffer, buffer.clone())
         for module in (model.modules() if model is not None else ())
         if isinstance(module, _NormBase)
         for buffer in module.buffers(recurse=False)
     ]
-    return [(buffer, buffer.clone()) for buffer in buffers]
 
 
 def _number(loss: Any) -> float:

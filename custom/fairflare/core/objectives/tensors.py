@@ -7,22 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from fairflare.base.checks import group_by_key
 
 
 def _alike(*lists: Sequence[Tensor]) -> list[list[list[Tensor]]]:
     """Group the tensors of parallel lists by device and dtype, without which PyTorch's fused functions are slow."""
-    groups: dict[tuple[Any, ...], list[list[Tensor]]] = {}
-    for tensors in zip(*lists, strict=True):
-        group = groups.setdefault(tuple((t.device, t.dtype) for t in tensors), [[] for _ in lists])
-        for column, tensor in zip(group, tensors, strict=True):
-            column.append(tensor)
-    return list(groups.values())
+    rows = zip(*lists, strict=True)
+    groups = group_by_key((tuple((tensor.device, tensor.dtype) for tensor in row), row) for row in rows)
+    return [[list(column) for column in zip(*group, strict=True)] for group in groups.values()]
 
 
 def norm(tensors: Sequence[Tensor]) -> float:

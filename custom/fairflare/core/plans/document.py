@@ -70,9 +70,8 @@ def plan_of(answers: Answers, *, channels: Sequence[str], outputs: int, memory: 
     spacing = [target[axis] for axis in order]
     median = [quantile(answers.resampled[axis], 0.5) for axis in order]
     size: dict[str, Any] = {"outputs": outputs, "memory": memory}
-    voxels = math.prod(median) * answers.cases
     configurations = {
-        name: configuration(spacing[first:], median[first:], voxels=voxels, **size)
+        name: configuration(spacing[first:], median[first:], voxels=math.prod(median) * answers.cases, **size)
         for name, first in {"2d": 1, FULL: 0}.items()
     }
     low = plans_low_resolution(spacing, median, configurations[FULL].patch, cases=answers.cases, **size)
@@ -104,10 +103,9 @@ def plan_of(answers: Answers, *, channels: Sequence[str], outputs: int, memory: 
 
 def resampling(separate: bool | None = None) -> dict[str, Any]:
     """Return how nnU-Net resamples; ``separate``: thick slices by the nearest, ``None``: where they are thick."""
-    kinds = {"data": False, "seg": True, "probabilities": False}
     return {
         key: value
-        for kind, labels in kinds.items()
+        for kind, labels in {"data": False, "seg": True, "probabilities": False}.items()
         for key, value in {
             f"resampling_fn_{kind}": "resample_data_or_seg_to_shape",
             f"resampling_fn_{kind}_kwargs": {

@@ -162,6 +162,5 @@ def plans_low_resolution(
         mm = [value * 1.03 if one or not any(fine) else value for value, one in zip(mm, fine, strict=True)]
         size = [n * old / new for n, old, new in zip(median_size, spacing, mm, strict=True)]
         low = math.prod(size)
-        rounded = [round(n) for n in size]
-        patch = configuration(mm, rounded, voxels=low * cases, outputs=outputs, memory=memory).patch
+        patch = configuration(mm, list(map(round, size)), voxels=low * cases, outputs=outputs, memory=memory).patch
     return full / low >= 2

@@ -8,10 +8,10 @@ model, and K - L is summed from the difference. Rounding errors are then relativ
 """
 
 from fairflare.core.features.layers import parameter_layers
-from fairflare.core.similarity.formulas import LEAST_SAMPLES, LayerSimilarity, center, gram, hsic, linear_cka
+from fairflare.core.similarity.formulas import LEAST_SAMPLES, LayerSimilarity, center, hsic_of_centered, linear_cka
 from fairflare.core.similarity.layerwise import ESTIMATORS, layerwise_cka, layerwise_cosine
 
 __all__ = [
-    "ESTIMATORS", "LEAST_SAMPLES", "LayerSimilarity", "center", "gram", "hsic", "layerwise_cka",
+    "ESTIMATORS", "LEAST_SAMPLES", "LayerSimilarity", "center", "hsic_of_centered", "layerwise_cka",
     "layerwise_cosine", "linear_cka", "parameter_layers",
 ]  # fmt: skip

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from fairflare.base.checks import choice, whole
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fairflare.base.checks import choice, refuse, whole
 
 LEAST_SAMPLES = {"biased": 2, "unbiased": 4}  # least number of samples, by estimator of HSIC
 COSINE_EPS = 1e-8  # a norm in the denominator of a cosine is at least this
@@ -29,12 +27,6 @@ class LayerSimilarity(NamedTuple):
 UNDEFINED = LayerSimilarity(math.nan, math.nan)
 
 
-def gram(x: Matrix) -> Tensor:
-    """Return the linear-kernel Gram matrix ``x x^T`` of an (n, p) feature matrix, (n, n) in float64."""
-    features = _matrix("x", x)
-    return features @ features.T
-
-
 def center(k: Tensor, estimator: str = "biased") -> Tensor:
     r"""Center a symmetric (n, n) Gram matrix so that HSIC is a plain inner product of two centered matrices.
 
@@ -50,22 +42,6 @@ def center(k: Tensor, estimator: str = "biased") -> Tensor:
     return (k - rows[:, None] - rows[None, :] + rows.sum() / (n - 1)).fill_diagonal_(0)
 
 
-def hsic(k: Tensor, l: Tensor, estimator: str = "biased") -> float:
-    r"""Return the Hilbert-Schmidt independence criterion of two Gram matrices, (n, n) each and symmetric.
-
-    ``"biased"`` (n >= 2; Yan et al., MICCAI 2024, Eq. 2): :math:`vec(HKH) \cdot vec(HLH) / (n-1)^2`. ``"unbiased"``
-    (n >= 4; HSIC_1 of Song et al., JMLR 2012): the inner product of the two U-centered matrices (Szekely and Rizzo)
-    over :math:`n(n-3)`, which is the same number as the form with three traces.
-
-    Raises:
-        ValueError: shapes differ, too few rows, unknown estimator.
-    """
-    if k.ndim != 2 or k.shape[0] != k.shape[1] or k.shape != l.shape:
-        raise ValueError(f"Gram matrices must be square and alike, got {tuple(k.shape)} and {tuple(l.shape)}")
-    _check(len(k), estimator)
-    return _inner(center(k.double(), estimator), center(l.double(), estimator), estimator)
-
-
 class Alignment:
     """Compute CKA of Gram matrices K and L from K and E = K - L, so that a small 1 - CKA is precise."""
 
@@ -78,10 +54,10 @@ class Alignment:
         estimator = self.estimator if len(k) >= LEAST_SAMPLES[self.estimator] else "biased"
         k, e = center(k, estimator), center(e, estimator)
         l = k - e
-        self.kk += _inner(k, k, estimator)
-        self.ll += _inner(l, l, estimator)
-        self.ee += _inner(e, e, estimator)
-        self.ek += _inner(e, l.add_(k), estimator)
+        self.kk += hsic_of_centered(k, k, estimator)
+        self.ll += hsic_of_centered(l, l, estimator)
+        self.ee += hsic_of_centered(e, e, estimator)
+        self.ek += hsic_of_centered(e, l.add_(k), estimator)
 
     def similarity(self) -> LayerSimilarity:
         """Return the similarity delta and the dissimilarity 1 - delta of a layer.
@@ -114,13 +90,13 @@ def linear_cka(x: Matrix, y: Matrix, estimator: str = "biased") -> float:
     """
     choice("estimator", estimator, LEAST_SAMPLES)
     x, y = _matrix("x", x), _matrix("y", y)
-    if len(x) != len(y):
-        raise ValueError(f"x and y must have the same number of rows, got {len(x)} and {len(y)}")
-    if len(x) == 0:
-        raise ValueError("x and y hold no sample; give at least 2")
+    refuse({
+        f"x and y must have the same number of rows, got {len(x)} and {len(y)}": len(x) != len(y),
+        "x and y hold no sample; give at least 2": len(x) == 0,
+    })  # fmt: skip
     if len(x) < 2:
         return math.nan
-    _check(len(x), estimator)
+    whole(f"number of samples ({estimator})", len(x), low=LEAST_SAMPLES[estimator])
     x, y = _unit(x), _unit(y)
     if not (x.any() and y.any()):
         return math.nan if x.any() or y.any() else 1.0
@@ -143,27 +119,26 @@ def cosine_distance(aa: Tensor, bb: Tensor, ab: Tensor, dd: Tensor) -> Tensor:
     return torch.where(small_a | small_b, plain.masked_fill(small_a & small_b, 0.0), distance)
 
 
-def _inner(k: Tensor, l: Tensor, estimator: str) -> float:
-    """Return HSIC of two Gram matrices that are centered already."""
+def hsic_of_centered(k: Tensor, l: Tensor, estimator: str) -> float:
+    r"""Return the Hilbert-Schmidt independence criterion of two Gram matrices that :func:`center` has centered.
+
+    ``"biased"`` (n >= 2; Yan et al., MICCAI 2024, Eq. 2): :math:`vec(HKH) \cdot vec(HLH) / (n-1)^2`. ``"unbiased"``
+    (n >= 4; HSIC_1 of Song et al., JMLR 2012): the inner product of the two U-centered matrices (Szekely and Rizzo)
+    over :math:`n(n-3)`, which is the same number as the form with three traces.
+    """
     n = len(k)
     return float((k * l).sum()) / ((n - 1) ** 2 if estimator == "biased" else n * (n - 3))
 
 
-def _check(n: int, estimator: str) -> None:
-    choice("estimator", estimator, LEAST_SAMPLES)
-    whole(f"number of samples ({estimator})", n, low=LEAST_SAMPLES[estimator])
-
-
 def _matrix(name: str, value: Matrix) -> Tensor:
     matrix = torch.as_tensor(value).detach().to(device="cpu", dtype=torch.float64)
-    if matrix.ndim != 2:
-        raise ValueError(f"{name} must be a matrix (samples, features), got shape {tuple(matrix.shape)}")
+    refuse({f"{name} must be a matrix (samples, features), got shape {tuple(matrix.shape)}": matrix.ndim != 2})
     return matrix
 
 
 def _unit(x: Tensor) -> Tensor:
     """Return a feature matrix centered and scaled to norm 1; a matrix whose rows differ by rounding only becomes 0."""
-    x = x / (float(x.abs().max()) if x.numel() else 0.0) if x.any() else x
+    x = x / float(x.abs().max()) if x.any() else x
     x = x - x[0]  # before the mean is subtracted, so that equal rows become exact zeros
     if x.numel() and float(x.abs().max()) <= 1e-14:
         return torch.zeros_like(x)

@@ -6,19 +6,17 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from fairflare.base.checks import choice, number
+from fairflare.base.checks import choice, number, refuse
 from fairflare.base.stopping import check_stop
 from fairflare.core.features.joint_pass import JointPass
 from fairflare.core.similarity.formulas import LEAST_SAMPLES, UNDEFINED, Alignment, LayerSimilarity, cosine_distance
 from fairflare.core.similarity.products import lower_products, products_of_rows, whole
 from fairflare.core.similarity.store import Store
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 ESTIMATORS = ("biased", "unbiased", "minibatch_biased", "minibatch_unbiased")
 CONSTANT = 1e-6  # a feature that varies by less than this over the images, relative to its size, counts as constant
@@ -97,8 +95,7 @@ def layerwise_cka(
 
         def visit(name: str, a: Tensor, b: Tensor) -> None:
             if name in joint.scaled:
-                norms = [module[name] for module in joint.modules]
-                rows[joint.scaled[name]].scaled[name] = _Scaled((a, b), norms)
+                rows[joint.scaled[name]].scaled[name] = _Scaled((a, b), [module[name] for module in joint.modules])
             else:
                 rows[name].add(a, b)
 
@@ -109,13 +106,12 @@ def layerwise_cka(
                 if joint.images == 1 and expected and together:
                     store.check_room((store.bytes_in_memory + store.bytes_in_file) * expected)
             for name in joint.names:
-                matrices = rows[name].grams() if rows[name].n == joint.images - before >= 2 else {}
-                for layer, (k, e) in matrices.items():
-                    alignments[layer].add(k, e)
+                if rows[name].n == joint.images - before >= 2:
+                    for layer, (k, e) in rows[name].grams().items():
+                        alignments[layer].add(k, e)
                 rows[name].clear()
             store.clear()
-        if not joint.images:
-            raise ValueError("the batches hold no image; nothing can be compared")
+        refuse({"the batches hold no image; nothing can be compared": not joint.images})
         result = dict.fromkeys(joint.wanted, UNDEFINED)
         for name in joint.find_comparable():
             if joint.images >= 2:
@@ -133,16 +129,15 @@ class _Scaled:
         norms: the batch norm in both models, in evaluation mode.
     """
 
-    def __init__(self, first: tuple[Tensor, Tensor], norms: Sequence[nn.Module]) -> None:
+    def __init__(self, first: tuple[Tensor, Tensor], norms: Sequence[Any]) -> None:
         self.sizes = [float(x.double().norm()) for x in first]
         self.varies = [False, False]
-        self.squares: list[Tensor] = []  # squared factors s_c^2 of both models, (channels,) in float64
-        for norm in cast(Sequence[torch.nn.modules.batchnorm._BatchNorm], norms):
-            assert norm.running_var is not None
-            square = 1 / (norm.running_var.double() + norm.eps)
-            self.squares.append(
-                (square if norm.weight is None else square * norm.weight.double().square()).to(first[0].device)
-            )
+        scales = [1.0 if norm.weight is None else norm.weight.double().square() for norm in norms]
+        #: Squared factors s_c^2 of both models, (channels,) in float64.
+        self.squares: list[Tensor] = [
+            (1 / (norm.running_var.double() + norm.eps) * scale).to(first[0].device)
+            for norm, scale in zip(norms, scales, strict=True)
+        ]
         self.ratio: float | None = None  # ratio of model a's squared features to model b's
 
     def factors(self, channels: slice, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,8 +158,8 @@ class _Scaled:
 
     def see(self, k: Tensor, e: Tensor, scale: float) -> None:
         """Record from the centered matrices K and E whether the features of each model vary over the images."""
-        v = (k - e).diagonal() / ((self.ratio or 1.0) * scale**2)
-        for i, rows in enumerate((k.diagonal(), v)):
+        squares = k.diagonal(), (k - e).diagonal() / ((self.ratio or 1.0) * scale**2)
+        for i, rows in enumerate(squares):
             self.varies[i] |= not float(rows.max().clamp(min=0).sqrt()) <= CONSTANT * self.sizes[i]
 
 
@@ -197,9 +192,11 @@ class _Rows:
         a, b = a.flatten(1), b.flatten(1)
         others = slice(0 if self.first else 1, None)
         self.first = self.first or (a[:1].clone(), b[:1].clone())
-        if (width := a.shape[1]) != self.first[0].shape[1]:
-            each = f"{width} features for an image, {self.first[0].shape[1]} for the first"
-            raise ValueError(f"layer {self.name!r}: {each}; all images must have the same size")
+        width, width_of_first = a.shape[1], self.first[0].shape[1]
+        refuse({
+            f"layer {self.name!r}: {width} features for an image, {width_of_first} for the first; all images must have "
+            "the same size": width != width_of_first,
+        })  # fmt: skip
         if self.scale is None and width:
             self._find_scale((a - self.first[0], b - self.first[1]), (a, b))
         if width and len(a[others]) and not self.looked:
@@ -240,8 +237,11 @@ class _Rows:
         block, pixels = BLOCK if a.device.type == "cpu" else GPU_BLOCK, max(1, self.pixels)
         whole = pixels * max(1, block // pixels)
         step = -(-whole // -(-whole // max(block, WIDE)))  # divide a channel into equal parts
-        starts = range(0, a.shape[1], whole)
-        return [slice(j, min(j + step, i + whole)) for i in starts for j in range(i, min(i + whole, a.shape[1]), step)]
+        return [
+            slice(part, min(part + step, first + whole))
+            for first in range(0, a.shape[1], whole)
+            for part in range(first, min(first + whole, a.shape[1]), step)
+        ]
 
     def _find_scale(self, *pairs: tuple[Tensor, Tensor]) -> None:
         """Find the factor to make b's features, or their changes, as large as a's; of both, the one nearer to 1."""
@@ -249,8 +249,8 @@ class _Rows:
         for i, (x, first) in enumerate(zip(pairs[0], self.first or (), strict=True)):
             self.varies[i] |= not _largest(x) <= CONSTANT * _largest(first)  # NaN counts as varying
         if all(self.varies):
-            norms = [[x[-1].double().norm() for x in pair] for pair in pairs]  # the last image suffices for the ratio
-            ratios = [float(u / v) for u, v in norms]
+            # The last image suffices for the ratio.
+            ratios = [float(x[-1].double().norm() / y[-1].double().norm()) for x, y in pairs]
             usable = [ratio for ratio in ratios if 0 < ratio < math.inf and not alone]
             self.scale = min(usable, key=lambda ratio: abs(math.log(ratio)), default=1.0)
             # Rows of the first image are 0 in both forms. The factor must be moderate, or squares of v could underflow.

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
 
 LONG, LARGE = 512, 2**18  # least columns and values of a channel for which oneDNN multiplies, channel by channel
 STRIP = 32  # least rows of a strip of a symmetric product by oneDNN; torch's strips need twice as many to save time
@@ -53,5 +51,10 @@ def _product(x: Tensor, y: Tensor, onednn: bool) -> Tensor:
 
 def _suits_onednn(x: Tensor) -> bool:
     """Return whether oneDNN multiplies faster than MKL: large products, above all on a processor unknown to MKL."""
-    large = x.shape[2] >= LONG and x.shape[1] * x.shape[2] >= LARGE
-    return large and _onednn() is not None and x.dtype == torch.float32 and x.device.type == "cpu"
+    return (
+        x.shape[2] >= LONG
+        and x.shape[1] * x.shape[2] >= LARGE
+        and _onednn() is not None
+        and x.dtype == torch.float32
+        and x.device.type == "cpu"
+    )

@@ -8,12 +8,10 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
 
 TOO_SMALL = (
     "scratch folder '{}' is too small for the features: {} bytes needed, {} available; choose another folder (scratch) "

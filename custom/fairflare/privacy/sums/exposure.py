@@ -11,7 +11,7 @@ from fractions import Fraction
 import numpy as np
 
 from fairflare.base.checks import first_of
-from fairflare.privacy.sums.keys import FEWEST, MAGIC, Pairs, SumRefused, fields
+from fairflare.privacy.sums.keys import FEWEST, MAGIC, Pairs, SumRefused, fields, need
 from fairflare.privacy.sums.masks import BY_PART, COUNTS, FIRST_OF_TWO, GROUPS, SumAsked, Table
 from fairflare.privacy.sums.ring import BUFFERS, SLACK, SUMS, TRAINED, Floats
 
@@ -58,8 +58,7 @@ def exposure(tables: Sequence[Table]) -> Floats:
     stacked[:, 1:] -= stacked[:, :1].copy()
     largest = np.abs(stacked).max(2, keepdims=True)
     _, sizes, directions = np.linalg.svd(stacked / np.where(largest > 0, largest, 1), full_matrices=False)
-    shown: Floats = np.sqrt(((directions * (sizes > SAME * sizes[:, :1])[..., None]) ** 2).sum(1))
-    return shown
+    return np.asarray(np.sqrt(((directions * (sizes > SAME * sizes[:, :1])[..., None]) ** 2).sum(1)))
 
 
 def soften_weights(
@@ -141,8 +140,7 @@ def check_table(
         f"its numbers are to be integers of {question.ring}; use the same version at server and sites":
             question.ring != RINGS.get(question.vectors, BUFFERS),
     }) or _explain_exposure(question, limits, opened, least)  # fmt: skip
-    if problem:
-        raise SumRefused(site, f"sum {question.label!r} of round {question.round}: {problem}")
+    need(not problem, SumRefused(site, f"sum {question.label!r} of round {question.round}: {problem}"))
 
 
 def _explain_exposure(question: SumAsked, limits: Limits, opened: Sequence[Table], least: int) -> str:
@@ -153,12 +151,12 @@ def _explain_exposure(question: SumAsked, limits: Limits, opened: Sequence[Table
             {site: (weight,) for site, weight in softened.items()},
             *[dict.fromkeys(softened, (1.0,))] * bool(opened),
         ]
-        within = max(softened.values()) <= limits.max_weight + SLACK and exposure(tables).max() <= limits.max_exposure
         if (
             len(softened) < least
             or min(softened.values()) <= 0
             or abs(sum(softened.values()) - 1) > SLACK
-            or not within
+            or not max(softened.values()) <= limits.max_weight + SLACK
+            or not exposure(tables).max() <= limits.max_exposure
         ):
             return f"a slice's weights {softened} would show a site's numbers (it needs {least} sites); leave it out"
     weights = np.array([question.table[name] for name in question.members])  # (sites, layers)

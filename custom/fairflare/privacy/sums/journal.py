@@ -65,14 +65,18 @@ class SumLog:
         """
         before = self._check(question, pairs)
         row, ring, masks = question.table[self.site], question.ring, masks_of(question, pairs)
-        rows, has = len(row), len(layout.layers)
-        self._need(rows == has, question, f"the table has {rows} layers, its model {has}; use one model")
+        self._need(
+            len(row) == len(layout.layers), question,
+            f"the table has {len(row)} layers, its model {len(layout.layers)}; use one model",
+        )  # fmt: skip
         update = question.weigh_update(self.site, layout, update)
         sent, content, start, saturated = np.empty(layout.numbers, ring.words), hashlib.sha256(), 0, 0
         for name, shape in layout.shapes.items():
             tensor = update[name].detach()
-            had = tuple(tensor.shape)
-            self._need(had == shape, question, f"tensor {name!r} is {had}, not {shape}; use one model everywhere")
+            self._need(
+                tensor.shape == shape, question,
+                f"tensor {name!r} is {tuple(tensor.shape)}, not {shape}; use one model everywhere",
+            )  # fmt: skip
             for part in layout.parts(name):
                 values = tensor.reshape(-1)[part].cpu().double().numpy()
                 self._need(
@@ -88,9 +92,9 @@ class SumLog:
             "its numbers are others than before; bring its kept update back, or leave it out",
         )  # fmt: skip
         if not any(self._is_about(line, question, pairs) for line in before):
-            line = {name: getattr(question, name) for name in ("round", "label", "attempt", "members", "table")}
             self._append({
-                "what": "sent", "run": pairs.run.hex(), "experiment": self.experiment, **line,
+                "what": "sent", "run": pairs.run.hex(), "experiment": self.experiment,
+                **{name: getattr(question, name) for name in ("round", "label", "attempt", "members", "table")},
                 "vectors": question.vectors, "context": question.context().hex(), "model": question.model.hex(),
                 "vector": content.hexdigest(), "day": datetime.now(timezone.utc).date().isoformat(),
                 "parts": self.parts,
@@ -133,13 +137,13 @@ class SumLog:
             if this := self._is_about(line, question, pairs):
                 before.append(line)
             elif line["run"] == pairs.run.hex():
-                round_of_line, same = line["round"], (line["round"], line["label"]) == (question.round, question.label)
-                # Each exchange of a recalibration has another model, in which the earlier norms are measured already.
-                same = same and (question.label != NORMS or line["model"] == asked["model"].hex())
                 self._need(
-                    round_of_line <= question.round,
-                    question,
-                    f"round {round_of_line} has begun; an earlier one is over",
+                    line["round"] <= question.round, question,
+                    f"round {line['round']} has begun; an earlier one is over",
+                )  # fmt: skip
+                # Each exchange of a recalibration has another model, in which the earlier norms are measured already.
+                same = (line["round"], line["label"]) == (question.round, question.label) and (
+                    question.label != NORMS or line["model"] == asked["model"].hex()
                 )
                 why = f"attempt {line['attempt']} {{}} already; ask it again, or with a higher number"
                 self._need(not (same and line["opened"]), question, why.format("is open"))
@@ -154,12 +158,12 @@ class SumLog:
             if line["label"] != question.label:
                 rows.append(line["table"])
                 continue
-            why = (
+            self._need(
+                line["table"] == asked["table"], question,
                 f"{'the same model was' if same else 'groups were'} summed with other members or weights in round "
                 f"{line['round']}; ask with these{', or go on from a newer model' * (question.label != GROUPS)}"
-                f"{f'. If {gone} cannot come back, only another experiment helps' * bool(gone and same)}"
-            )
-            self._need(line["table"] == asked["table"], question, why)
+                f"{f'. If {gone} cannot come back, only another experiment helps' * bool(gone and same)}",
+            )  # fmt: skip
             # In a later round the site has trained anew, and has other numbers; norms of one model are always the same.
             before += [line] * (same and (line["round"] == question.round or question.label == NORMS))
         check_table(self.site, question, self.limits, pairs, rows, sum(map(len, self.parts)))
@@ -182,8 +186,10 @@ class SumLog:
             return
         all_sites = [line for line in lines if line["model"] == question.model.hex() and not line.get("parts")]
         group = next((part for part in parts if self.site in part), {self.site: 0.0})
-        rows = [line["table"] for line in all_sites if line["opened"] and line["vectors"] == question.vectors]
-        rows += [{site: (part[site],) for site in part} for part in parts]
+        rows = [
+            *(line["table"] for line in all_sites if line["opened"] and line["vectors"] == question.vectors),
+            *({site: (weight,) for site, weight in part.items()} for part in parts),
+        ]
         names = sorted({self.site, *(site for row in rows for site in row)})
         shown = float(exposure([*rows, {self.site: (0.0,)}])[:, names.index(self.site)].max())
         problem = first_of({
@@ -233,8 +239,11 @@ class SumLog:
                 {**line, "opened": (line["run"], line["context"]) in opened} for line in lines if line["what"] == "sent"
             ]
         except (KeyError, TypeError, ValueError) as error:
-            why = f"its log of sums ({LOG}) is damaged, cut, older than {HEAD} or gone, so what was opened is not known"
-            raise SumRefused(self.site, f"{why}; bring back both as they were, or begin another experiment") from error
+            raise SumRefused(
+                self.site,
+                f"its log of sums ({LOG}) is damaged, cut, older than {HEAD} or gone, so what was opened is not known; "
+                "bring back both as they were, or begin another experiment",
+            ) from error
 
     def _append(self, record: Mapping[str, Any]) -> None:
         """Add a line and wait until it is on disk."""

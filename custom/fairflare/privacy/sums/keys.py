@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -23,7 +24,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import NameOID
 from cryptography.x509.verification import ExtensionPolicy, PolicyBuilder, Store, VerificationError
 
-from fairflare.base.checks import first_of
+from fairflare.base.checks import refuse
 from fairflare.base.disk.files import private_folder, write_whole
 from fairflare.methods.base.site_run import SiteError
 
@@ -105,6 +106,7 @@ class SiteKeys:
 
     def __init__(self, site: str, folder: Path, kit: Kit | None = None) -> None:
         self.site, self.kit, self.file = site, kit, folder / KEY
+        self._refusal = partial(SumRefused, site)  # an error by its text
 
     def hello(self, run: Any) -> dict[str, bytes]:
         """Return a site's hello to other sites: name and public key; with a startup kit also certificate and signature.
@@ -118,8 +120,10 @@ class SiteKeys:
         if not (stored := self._read_stored(run)):
             private = X25519PrivateKey.generate()
             hello = hello_of(run, self.site, fields(os.urandom(SIZE), private.public_key().public_bytes_raw()))
-            secrets = {"private": private.private_bytes_raw().hex(), "own": os.urandom(SIZE).hex()}
-            stored = {"run": run.hex(), "first": 0, "hello": hello.hex(), "hellos": {}, **secrets}
+            stored = {
+                "run": run.hex(), "first": 0, "hello": hello.hex(), "hellos": {},
+                "private": private.private_bytes_raw().hex(), "own": os.urandom(SIZE).hex(),
+            }  # fmt: skip
             self._keep(stored)
         hello = bytes.fromhex(stored["hello"])
         if self.kit is None:
@@ -140,19 +144,20 @@ class SiteKeys:
         stored, hellos, owners = self._load_run(run), dict[str, str](), dict[bytes, str]()
         for one in messages:
             name, public = self._read(run, one)
-            self._need(name not in hellos, f"field 'hellos' has the site {name!r} twice; each needs a name of its own")
             owner = owners.setdefault(public, name)
-            self._need(owner == name, f"the sites {owner!r} and {name!r} have one key; ask both for new ones")
+            refuse({
+                f"field 'hellos' has the site {name!r} twice; each needs a name of its own": name in hellos,
+                f"the sites {owner!r} and {name!r} have one key; ask both for new ones": owner != name,
+            }, self._refusal)  # fmt: skip
             if self.kit is not None:
                 self._check_signature(self.kit, name, one)
             hellos[name] = one["hello"].hex()
-        problem = first_of({
+        refuse({
             "field 'hellos' has not its own hello, or a changed one; the server must hand it on unchanged":
                 hellos.get(self.site) != stored["hello"],
             f"field 'hellos' has {len(hellos)} sites; a sum needs at least {FEWEST}, so wait for more":
                 len(hellos) < FEWEST,
-        })  # fmt: skip
-        self._need(not problem, problem)
+        }, self._refusal)  # fmt: skip
         stored |= {"first": max(stored["first"], len(hellos)), "hellos": hellos}
         pairs = self._pairs(stored)
         self._keep(stored)
@@ -165,8 +170,9 @@ class SiteKeys:
             SumRefused: ``run`` is not 32 bytes, the site has no key of it, or there was no agreement.
         """
         stored = self._load_run(run)
-        self._need(
-            stored["hellos"], "the sites have not agreed on keys in this run; the server must ask for keys first"
+        need(
+            stored["hellos"],
+            self._refusal("the sites have not agreed on keys in this run; the server must ask for keys first"),
         )
         os.utime(self.file)  # a run that takes weeks keeps its key
         return self._pairs(stored)
@@ -182,35 +188,42 @@ class SiteKeys:
         try:
             hello = one["hello"]
             name, public = hello[len(fields(MAGIC, b"hello", run, b"")) : -72].decode(), hello[-SIZE:]
-        except (AttributeError, KeyError, TypeError, ValueError):
-            self._refuse(f"a hello cannot be read: {one!r:.200}; use the same version at server and sites")
-        why = f"the hello of site {name!r} is of another run or version; ask that site for a new one"
-        self._need(hello == hello_of(run, name, hello), why)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise self._refusal(
+                f"a hello cannot be read: {one!r:.200}; use the same version at server and sites"
+            ) from error
+        need(
+            hello == hello_of(run, name, hello),
+            self._refusal(f"the hello of site {name!r} is of another run or version; ask that site for a new one"),
+        )
         return name, public
 
     def _check_signature(self, kit: Kit, name: str, one: Mapping[str, Any]) -> None:
         """Check that the root signed a site's certificate, and that the certificate's key signed the site's hello."""
         try:
             certificate, root = map(x509.load_pem_x509_certificate, (one["certificate"], kit.root))
-            verifier = PolicyBuilder().store(Store([root])).extension_policies(**EXTENSIONS).build_client_verifier()
-            verifier.verify(certificate, [])
+            policy = PolicyBuilder().store(Store([root])).extension_policies(**EXTENSIONS)
+            policy.build_client_verifier().verify(certificate, [])
         except (KeyError, TypeError, ValueError, VerificationError) as error:
-            self._refuse(
+            raise self._refusal(
                 f"the certificate of site {name!r} is none of this project now, {datetime.now(timezone.utc):%Y-%m-%d} "
                 f"by this site's clock; set this clock right, or provision that site again ({error})"
-            )
+            ) from error
         names = [str(entry.value) for entry in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
-        self._need(names == [name], f"the certificate that site {name!r} shows is for {names}; it must show its own")
         fingerprint = certificate.fingerprint(hashes.SHA256()).hex()
         pin = kit.pins.get(name, fingerprint if name == self.site or not kit.pins else "none").lower()
-        self._need(
-            pin == fingerprint, f"the certificate of site {name!r} is {fingerprint}, pinned is {pin}; ask that site why"
-        )
+        refuse({
+            f"the certificate that site {name!r} shows is for {names}; it must show its own": names != [name],
+            f"the certificate of site {name!r} is {fingerprint}, pinned is {pin}; ask that site why":
+                pin != fingerprint,
+        }, self._refusal)  # fmt: skip
         try:
             public: Any = certificate.public_key()
             public.verify(one["signature"], one["hello"], PSS, hashes.SHA256())
-        except (AttributeError, KeyError, TypeError, InvalidSignature):
-            self._refuse(f"the signature of site {name!r} is not of its hello; ask that site for a new one")
+        except (AttributeError, KeyError, TypeError, InvalidSignature) as error:
+            raise self._refusal(
+                f"the signature of site {name!r} is not of its hello; ask that site for a new one"
+            ) from error
 
     def _pairs(self, stored: Mapping[str, Any]) -> Pairs:
         private = X25519PrivateKey.from_private_bytes(bytes.fromhex(stored["private"]))
@@ -222,43 +235,37 @@ class SiteKeys:
         for name in hellos.keys() - {self.site}:
             try:
                 shared = private.exchange(X25519PublicKey.from_public_bytes(hellos[name][-SIZE:]))
-            except ValueError:
-                self._refuse(f"the public key of site {name!r} is none; ask that site for a new one")
+            except ValueError as error:
+                raise self._refusal(f"the public key of site {name!r} is none; ask that site for a new one") from error
             keys[name] = derive_key(shared, roster, b"pair", *sorted([self.site.encode(), name.encode()]))
         return Pairs(self.site, run, roster, keys, bytes.fromhex(stored["own"]), stored["first"])
 
     def _load_run(self, run: Any) -> dict[str, Any]:
         stored = self._read_stored(run)
-        self._need(
-            stored,
+        need(stored, self._refusal(
             "it has no key of this run, and takes part again after the next agreement on keys; of two jobs of one "
             "experiment at a time end one, as each replaces the other's keys",
-        )
+        ))  # fmt: skip
         return stored
 
     def _read_stored(self, run: Any) -> dict[str, Any]:
         """Return the key file's content, empty if it belongs to another run; remove outdated keys of all runs."""
-        why = f"field 'run' must be {SIZE} bytes, got {run!r:.80}; use the same version at server and sites"
-        self._need(isinstance(run, bytes) and len(run) == SIZE, why)
+        need(isinstance(run, bytes) and len(run) == SIZE, self._refusal(
+            f"field 'run' must be {SIZE} bytes, got {run!r:.80}; use the same version at server and sites",
+        ))  # fmt: skip
         for path in self.file.parents[2].glob(f"*/*/{self.file.name}"):
             with suppress(OSError):  # a run that is just ending removes its own key
                 if time.time() - path.stat().st_mtime > LIFE:
                     path.unlink()
         checksum, _, text = (self.file.read_bytes() if self.file.exists() else b"").partition(b" ")
-        whole = checksum.decode("latin-1") == hashlib.sha256(text).hexdigest()  # a damaged file counts as missing
-        stored = json.loads(text) if whole else {}
+        # A damaged file counts as missing.
+        stored = json.loads(text) if checksum.decode("latin-1") == hashlib.sha256(text).hexdigest() else {}
         return stored if stored.get("run") == run.hex() else {}
 
     def _keep(self, secrets: Mapping[str, Any]) -> None:
         private_folder(self.file.parent)
         text = json.dumps(dict(secrets)).encode()
         write_whole(self.file, lambda path: path.write_bytes(f"{hashlib.sha256(text).hexdigest()} ".encode() + text))
-
-    def _need(self, good: object, why: str) -> None:
-        need(good, SumRefused(self.site, why))
-
-    def _refuse(self, why: str) -> NoReturn:
-        raise SumRefused(self.site, why)
 
 
 def hello_of(run: bytes, name: str, like: bytes) -> bytes:

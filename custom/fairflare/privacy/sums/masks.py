@@ -14,6 +14,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from pydantic import TypeAdapter
 
+from fairflare.base.checks import refuse
 from fairflare.base.settings import Fraction
 from fairflare.core.states import Made, State
 from fairflare.exchange.sent_tensors import fingerprint
@@ -73,8 +74,10 @@ class SumAsked:
             "slices": isinstance(self.slices, str)
             and all(weights.keys() <= self.table.keys() for weights in self.own_weights),
         }
-        for name, good in fits.items():
-            need(good, ValueError(f"field {name!r} of a question for a sum is {getattr(self, name)!r:.80}"))
+        refuse({
+            f"field {name!r} of a question for a sum is {getattr(self, name)!r:.80}": not good
+            for name, good in fits.items()
+        })  # fmt: skip
         _ = self.limit
 
     @property
@@ -104,8 +107,10 @@ class SumAsked:
 
     def plain(self) -> dict[str, Any]:
         """Return this question for a sum as numbers, texts, bytes, lists and dicts, to be sent in a message."""
-        table = {site: list(row) for site, row in self.table.items()}
-        return {**vars(self), "ring": list(astuple(self.ring)), "table": table}
+        return {
+            **vars(self), "ring": list(astuple(self.ring)),
+            "table": {site: list(row) for site, row in self.table.items()},
+        }  # fmt: skip
 
     @classmethod
     def read(cls, site: str, plain: Any) -> SumAsked:
@@ -122,8 +127,11 @@ class SumAsked:
             fields[field] = {name: tuple(row) for name, row in fields.get(field, ()).items()}
             return cls(**fields)
         except (AttributeError, TypeError, ValueError) as error:
-            why = f"the server's question cannot be read ({error!s:.200}; field {field!r}: {fields.get(field)!r:.80})"
-            raise SumRefused(site, f"{why}; use the same version at server and sites") from error
+            raise SumRefused(
+                site,
+                f"the server's question cannot be read ({error!s:.200}; field {field!r}: {fields.get(field)!r:.80}); "
+                "use the same version at server and sites",
+            ) from error
 
     def context(self) -> bytes:
         """Return the digest of the whole question for a sum, from which the masks are made."""
@@ -142,8 +150,9 @@ class SumAsked:
         weighed = dict(update)
         for name, axis, by_slice in self.partial:
             tensor = weighed[name] = update[name].clone() if name in update else torch.empty(0)
-            why = f"field 'slices' has {len(by_slice)} of {name!r}, its model {tuple(tensor.shape)}; use one model"
-            need(tensor.shape[axis : axis + 1] == (len(by_slice),), SumRefused(site, why))
+            need(tensor.shape[axis : axis + 1] == (len(by_slice),), SumRefused(
+                site, f"field 'slices' has {len(by_slice)} of {name!r}, its model {tuple(tensor.shape)}; use one model",
+            ))  # fmt: skip
             of_layer = self.table[site][layout.columns[name]]
             for number, share in enumerate(by_slice):
                 if share is not None:
@@ -153,9 +162,12 @@ class SumAsked:
 
 def _is_table(table: Table) -> bool:
     """Return whether a table maps names of sites to weights, equally many for each site."""
-    named = all(isinstance(name, str) and name.isprintable() for name in table)
-    floats = all(isinstance(weight, float) for row in table.values() for weight in row)
-    return named and floats and len({len(row) for row in table.values()}) == 1 and all(table.values())
+    return (
+        all(isinstance(name, str) and name.isprintable() for name in table)
+        and all(isinstance(weight, float) for row in table.values() for weight in row)
+        and len({len(row) for row in table.values()}) == 1
+        and all(table.values())
+    )
 
 
 def pack_table(table: Table) -> bytes:
@@ -220,10 +232,12 @@ class Addition:
                 already.
         """
         where, ring = f"site {site!r}: field {self.question.label!r}", self.question.ring
-        need(site in self.missing, ValueError(f"{where} is not expected, or came already; ask members once"))
         like = f"torch.int{ring.bits} ({self.layout.numbers},)"
         had = f"{vector.dtype} {tuple(vector.shape)}" if isinstance(vector, torch.Tensor) else type(vector).__name__
-        need(had == like, ValueError(f"{where} must be {like}, got {had}; take filters that change numbers out there"))
+        refuse({
+            f"{where} is not expected, or came already; ask members once": site not in self.missing,
+            f"{where} must be {like}, got {had}; take filters that change numbers out there": had != like,
+        })  # fmt: skip
         words = vector.numpy().view(ring.words)
         for start in range(0, len(words), BLOCK):
             self._total[start : start + BLOCK] += words[start : start + BLOCK]
@@ -247,12 +261,11 @@ class Addition:
             masks.put_on(part)
             signed = part.view(f"<i{ring.bits // 8}")
             outside += int(np.count_nonzero((signed > limit) | (signed < -limit)))
-        why = (
+        need(not outside, SumSpoiled(
             f"{outside} of {len(self._total)} numbers of the sum {label!r} (round {self.question.round}) lie outside "
             f"[-{ring.bound:g}, {ring.bound:g}]: a site was asked for another sum or has other keys, nobody can say "
-            "which; ask for keys again"
-        )
-        need(not outside, SumSpoiled(why))
+            "which; ask for keys again",
+        ))  # fmt: skip
         shapes = self.layout.shapes
         starts = dict(zip(shapes, np.cumsum([0, *map(math.prod, shapes.values())]).tolist(), strict=False))
 

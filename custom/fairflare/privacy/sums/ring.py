@@ -38,8 +38,11 @@ class Ring:
     bound: float
 
     def __post_init__(self) -> None:
-        whole = all(type(value) is int for value in (self.bits, self.fraction)) and isinstance(self.bound, float)
-        good = whole and self.bits in (32, 64) and 0 <= self.fraction <= MOST_FRACTION and 0 < self.bound < math.inf
+        good = (
+            type(self.bits) is int and self.bits in (32, 64)
+            and type(self.fraction) is int and 0 <= self.fraction <= MOST_FRACTION
+            and isinstance(self.bound, float) and 0 < self.bound < math.inf
+        )  # fmt: skip
         need(good, ValueError(f"a ring has 32 or 64 bits, 0 to 40 of fraction and a float bound above 0, got {self}"))
 
     @classmethod
@@ -64,8 +67,9 @@ class Ring:
             ValueError: the sum over this many sites could wrap around.
         """
         most = self.bound * 2.0**self.fraction * (1 + SLACK) + sites / 2
-        why = f"a sum of {sites} sites could wrap around in {self}; take a smaller bound or fraction"
-        need(most < 2 ** (self.bits - 1), ValueError(why))
+        need(most < 2 ** (self.bits - 1), ValueError(
+            f"a sum of {sites} sites could wrap around in {self}; take a smaller bound or fraction",
+        ))  # fmt: skip
         return math.floor(most)
 
     def quantise(self, values: Floats, weight: float) -> Words:
@@ -97,8 +101,8 @@ class SumLayout:
         """Return a layout of a model's tensors; ``owner`` names each one's layer, if layers have own weights."""
         owners = {name: owner[name] if owner is not None else "" for name in sorted(like)}
         layers = tuple(sorted(set(owners.values())))
-        shapes = {name: tuple(like[name].shape) for name in owners}
-        return cls(shapes, {name: layers.index(layer) for name, layer in owners.items()}, layers)
+        columns = {name: layers.index(layer) for name, layer in owners.items()}
+        return cls({name: tuple(like[name].shape) for name in owners}, columns, layers)
 
     @cached_property
     def numbers(self) -> int:
@@ -129,13 +133,14 @@ class Kinds(NamedTuple):
 
 def kinds(state: Mapping[str, torch.Tensor], trained: Iterable[str]) -> Kinds:
     """Return the names of a model's tensors by kind; ``trained`` are the names of its trained parameters."""
-    names, chosen = Kinds([], [], [], []), set(trained)
-    for name in sorted(state):
-        if state[name].is_floating_point():
-            (names.params if name in chosen else names.buffers).append(name)
-        else:
-            (names.steps if name.rpartition(".")[2] == COUNTER else names.fixed).append(name)
-    return names
+    floating = [name for name in sorted(state) if state[name].is_floating_point()]
+    integers, chosen = sorted(set(state).difference(floating)), set(trained)
+    return Kinds(
+        params=[name for name in floating if name in chosen],
+        buffers=[name for name in floating if name not in chosen],
+        steps=[name for name in integers if name.rpartition(".")[2] == COUNTER],
+        fixed=[name for name in integers if name.rpartition(".")[2] != COUNTER],
+    )
 
 
 def same_integers(site: str, received: Mapping[str, torch.Tensor], local: Mapping[str, torch.Tensor]) -> None:
@@ -145,5 +150,7 @@ def same_integers(site: str, received: Mapping[str, torch.Tensor], local: Mappin
         SumRefused: such a tensor has changed; the text names it.
     """
     for name in kinds(received, ()).fixed:
-        why = f"training changes the {received[name].dtype} tensor {name!r}, which cannot be summed; make it floating"
-        need(torch.equal(received[name].cpu(), local[name].cpu()), SumRefused(site, why))
+        need(torch.equal(received[name].cpu(), local[name].cpu()), SumRefused(
+            site,
+            f"training changes the {received[name].dtype} tensor {name!r}, which cannot be summed; make it floating",
+        ))  # fmt: skip

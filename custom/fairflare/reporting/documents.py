@@ -226,10 +226,9 @@ class Inequality(ResultsPart):
 
     @model_validator(mode="after")
     def _whole(self) -> Inequality:
-        numbers = (self.level, self.p_value, self.std, self.chance_std, self.gap, self.chance_gap)
         if self.test and not (
             self.test in TESTS
-            and None not in numbers
+            and None not in (self.level, self.p_value, self.std, self.chance_std, self.gap, self.chance_gap)
             and {self.gap_site, *self.behind, *self.ahead} <= {*self.sites}
             and all((s.p_value is None) == (s.expected is None) for s in self.sites.values())
         ):
@@ -334,12 +333,11 @@ def round_as_json(record: RoundRecord) -> dict[str, Any]:
         TypeError: the round has a value that JSON cannot hold; the message names its place.
     """
     plain: dict[str, Any] = encode_value(record, "round")
-    for by_site in (plain["layers"] or {}).values():
-        for values in by_site.values():
-            for name, value in values.items():
-                if isinstance(value, float):
-                    digits = f".{CKA_DECIMALS}f" if name == "cka" else f".{LAYER_DIGITS}g"
-                    values[name] = float(format(value, digits))
+    for values in (of_site for by_site in (plain["layers"] or {}).values() for of_site in by_site.values()):
+        values |= {
+            name: float(format(value, f".{CKA_DECIMALS}f" if name == "cka" else f".{LAYER_DIGITS}g"))
+            for name, value in values.items() if isinstance(value, float)
+        }  # fmt: skip
     return plain
 
 

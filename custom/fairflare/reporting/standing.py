@@ -111,8 +111,10 @@ class ComparedSite:
         #: Whether each image is a case of its own, so that counts of images are counts of independent observations.
         self.single = said.get("test_cases") is not None and said["test_cases"] == said.get("images")
         self.support: dict[str, int] = {c: n for c, n in (said.get("class_support") or {}).items() if n}
-        recalls = {name: _or(metrics.get(metric_name(f"recall_{name}")), math.nan) for name in self.support}
-        right = {name: recall * self.support[name] for name, recall in recalls.items()}
+        right = {
+            name: _or(metrics.get(metric_name(f"recall_{name}")), math.nan) * images
+            for name, images in self.support.items()
+        }
         #: Number of correctly classified images of each class; empty if not known.
         self.right = {name: round(count) for name, count in right.items() if math.isfinite(count)}
         if len(self.right) < len(self.support) or any(abs(right[n] - k) > 1e-3 for n, k in self.right.items()):
@@ -156,13 +158,16 @@ def _test_sites(
 ) -> tuple[str, list[ComparedSite], SitesCompared] | None:
     """Return the test that most sites can take part in, these sites and its result; ``None`` if fewer than two can."""
     enough = [s for s in sites if (s.said.get("test_cases") or 0) >= FEW]
-    within = [s for s in enough if s.single and s.right and s.metric in (*SHARES, MEAN_RECALL)]
-    dealt = [s for s in enough if s.said.get("case_scores") is not None]
-    errors = [s for s in enough if (s.said.get("standard_error") or 0) > 0]
     ways: list[tuple[str, list[ComparedSite], Callable[[list[ComparedSite]], SitesCompared]]] = [
-        (WITHIN, within, lambda of: _test_within_classes(of, higher)),
-        (CASES, dealt, lambda of: _test_cases(of, low, high, higher)),
-        (ERRORS, errors, lambda of: errors_test(
+        (
+            WITHIN, [s for s in enough if s.single and s.right and s.metric in (*SHARES, MEAN_RECALL)],
+            lambda of: _test_within_classes(of, higher),
+        ),
+        (
+            CASES, [s for s in enough if s.said.get("case_scores") is not None],
+            lambda of: _test_cases(of, low, high, higher),
+        ),
+        (ERRORS, [s for s in enough if (s.said.get("standard_error") or 0) > 0], lambda of: errors_test(
             [s.value for s in of], [s.said["standard_error"] for s in of], [s.said["test_cases"] for s in of],
             low=low, high=high, higher_is_better=higher,
         )),
@@ -218,10 +223,12 @@ def standing_notes(results: RunResults) -> list[str]:
     """
     found = results.inequality
     adjusted = results.footing.how == ADJUSTED and are_compared(results, found.metric)
-    spread = [_note_spread(found)] if found.test else []
-    lacking = [name for name, site in found.sites.items() if None in (site.low, site.p_value)]
-    without = [f"Without an interval, or not in the test of who is behind: {', '.join(lacking)}. {NEEDED}"]
-    return spread + without * bool(lacking and not adjusted) + _note_classes(found) + note_footing(results)[1:]
+    lacking = [name for name, site in found.sites.items() if None in (site.low, site.p_value) and not adjusted]
+    without = f"Without an interval, or not in the test of who is behind: {', '.join(lacking)}. {NEEDED}"
+    return [
+        *([_note_spread(found)] if found.test else []), *[without] * bool(lacking), *_note_classes(found),
+        *note_footing(results)[1:],
+    ]  # fmt: skip
 
 
 def note_footing(results: RunResults) -> list[str]:

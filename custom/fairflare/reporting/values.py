@@ -54,7 +54,7 @@ def cells_of(
     structures: Mapping[str, Collection[str]],
     empty: Mapping[str, Collection[str]],
     parts: Collection[str] = (),
-    about: Mapping[str, Mapping[str, Mapping[str, float | None]]] = MappingProxyType({}),
+    about: Mapping[str, Mapping[str, Mapping[str, Any]]] = MappingProxyType({}),
 ) -> list[Cell]:
     """Return a model's test metrics as cells: of each site that answered, each metric that any of them has.
 
@@ -68,9 +68,7 @@ def cells_of(
         parts: further names of classes and structures.
         about: interval and number of cases, by metric and site.
     """
-    annotated = {
-        name for by_site in (structures, empty) for names_of_site in by_site.values() for name in names_of_site
-    }
+    annotated = {name for of in (*structures.values(), *empty.values()) for name in of}
     names = dict.fromkeys(name for values in (*test.values(), *withheld.values()) for name in values)
     part_of = {name: structure_of(name, {*annotated, *parts}) for name in names}
     cells = []
@@ -87,8 +85,10 @@ def cells_of(
                 UNDEFINED: not known and name in site_values,
                 NO_VALUE: not known,
             })  # fmt: skip
-            more: Any = about.get(name, {}).get(site, {})
-            cells.append(Cell(name, site, model, part=part, value=value if known else None, reason=reason, **more))
+            cells.append(Cell(
+                name, site, model, part=part, value=value if known else None, reason=reason,
+                **about.get(name, {}).get(site, {}),
+            ))  # fmt: skip
     return cells
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fairflare.base.checks import group_by_key
 from fairflare.core.cells import CLINICAL, Cell, Vector, pivot, value_of
 from fairflare.core.statistics.areas import ALL, OPERATING, ROUNDING, area_interval
 from fairflare.core.statistics.group_intervals import interval_over_cases
@@ -44,18 +45,15 @@ def clinical_of(by_site: Mapping[str, Any]) -> tuple[list[Cell], list[Vector]]:
     Args:
         by_site: figures of each site, from :func:`fairflare.federation.site.clinical.read_clinical`.
     """
-    cells, vectors = list[Cell](), list[Vector]()
+    cells = list[Cell]()
     for site, classes in by_site.items():
-        over_all = {**classes[ALL]}
-        bins = np.ravel(over_all.pop(CALIBRATION)).tolist()
-        vectors.append(Vector(CALIBRATION, site, unit="bins", values=tuple(bins)))
-        cells += [_cell(site, "", name, value) for name, value in over_all.items()]
+        cells += [_cell(site, "", name, value) for name, value in classes[ALL].items() if name != CALIBRATION]
         cells += [cell for name, figures in classes.items() if name != ALL for cell in _figures(site, name, figures)]
-    for name in dict.fromkeys(name for classes in by_site.values() for name in classes if name != ALL):
-        of_class = [classes[name] for classes in by_site.values() if name in classes]
+    of_classes = group_by_key(of for classes in by_site.values() for of in classes.items() if of[0] != ALL)
+    for name, figures_of_sites in of_classes.items():
         known = [
             figures
-            for figures in of_class
+            for figures in figures_of_sites
             if figures["auc_variance"] > ROUNDING and min(figures["cases_with"], figures["cases_without"]) >= 2
         ]
         if len(known) > 1:
@@ -63,7 +61,10 @@ def clinical_of(by_site: Mapping[str, Any]) -> tuple[list[Cell], list[Vector]]:
             cases = [int(min(figures["cases_with"], figures["cases_without"])) for figures in known]
             test = errors_test([figures["auc"] for figures in known], errors, cases, low=0, high=1)
             cells.append(_cell("", name, "auc_p_value", test.p_value))
-    return cells, vectors
+    return cells, [
+        Vector(CALIBRATION, site, unit="bins", values=tuple(np.ravel(classes[ALL][CALIBRATION]).tolist()))
+        for site, classes in by_site.items()
+    ]
 
 
 def _cell(site: str, part: str, name: str, value: float, low: float = math.nan, high: float = math.nan) -> Cell:

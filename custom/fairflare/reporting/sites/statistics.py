@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -206,13 +205,11 @@ def _pool(sites: Sequence[Figures]) -> Figures:
     histograms = {}
     for axis, of in AXES.items():
         having = [site.histograms[axis] for site in sites if axis in site.histograms]
-        total: Counter[int] = Counter()
-        for histogram in having:
-            total.update(histogram.count_bins(axis))
+        by_bin = group_by_key(item for histogram in having for item in histogram.count_bins(axis).items())
         if having:
             bins = [
-                Bin(low=round(k * of.width, 6), high=round((k + 1) * of.width, 6), count=total[k])
-                for k in sorted(total)
+                Bin(low=round(k * of.width, 6), high=round((k + 1) * of.width, 6), count=sum(by_bin[k]))
+                for k in sorted(by_bin)
             ]
             histograms[axis] = Histogram(records=sum(histogram.records for histogram in having), bins=bins)
     return Figures.compute(
@@ -243,10 +240,13 @@ def _mixes(sites: Mapping[str, Figures], site: str) -> tuple[dict[int, int], dic
 
 
 def _distances(sites: Mapping[str, Figures], site: str) -> Distances:
-    dense = sites[site].dense(), others_of(sites, site).dense()
-    both = wasserstein(*dense, AXES[INTENSITY].width), jensen_shannon(*_mixes(sites, site))
-    distances = [None if math.isnan(value) else value for value in both]
-    return Distances(intensity_wasserstein=distances[0], classes_jensen_shannon=distances[1])
+    distances = {
+        "intensity_wasserstein": wasserstein(
+            sites[site].dense(), others_of(sites, site).dense(), AXES[INTENSITY].width
+        ),
+        "classes_jensen_shannon": jensen_shannon(*_mixes(sites, site)),
+    }
+    return Distances(**{name: None if math.isnan(value) else value for name, value in distances.items()})
 
 
 # ------------------------------------------------------------------------------------------------ in words

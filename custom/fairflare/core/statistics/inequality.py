@@ -312,18 +312,24 @@ def _compare(
     inequality, single = _statistics(values, expected, within, errors)
     sums, singles = _statistics(*chance)
     largest, dealt = singles.max(1), back(chance[0])
-    draws = len(dealt)
-    p_value = (1 + int((sums >= inequality * (1 - _TIE) - _TIE).sum())) / (draws + 1)
-    p_sites = [(1 + int((largest >= distance * (1 - _TIE) - _TIE).sum())) / (draws + 1) for distance in single]
     behind = (back(chance[1]) - dealt) * (1 if higher else -1)
     return SitesCompared(
-        p_value, back(expected), np.array(p_sites), float(dealt.std(1).mean()), float(behind.max(1).mean())
-    )
+        _p_value(sums, inequality), back(expected),
+        np.array([_p_value(largest, distance) for distance in single]),
+        float(dealt.std(1).mean()), float(behind.max(1).mean()),
+    )  # fmt: skip
+
+
+def _p_value(drawn: Numbers, measured: float) -> float:
+    """Return the share of drawn statistics that are at least as large as the measured one, which counts as drawn."""
+    return (1 + int((drawn >= measured * (1 - _TIE) - _TIE).sum())) / (len(drawn) + 1)
 
 
 def _statistics(values: Numbers, expected: Numbers, within: Numbers, errors: Numbers) -> tuple[Numbers, Numbers]:
     """Return the sum of squared deviations, and each site's deviation in standard errors (0 if its error is 0)."""
     off = values - expected
-    squares = np.divide(off**2, within, out=np.zeros_like(off), where=np.broadcast_to(within > 0, off.shape))
-    moves = np.broadcast_to(errors > 1e-12, off.shape)
-    return squares.sum(-1), np.divide(np.abs(off), errors, out=np.zeros_like(off), where=moves)
+    squares, distances = (
+        np.divide(over, under, out=np.zeros_like(off), where=np.broadcast_to(under > least, off.shape))
+        for over, under, least in ((off**2, within, 0), (np.abs(off), errors, 1e-12))
+    )
+    return squares.sum(-1), distances

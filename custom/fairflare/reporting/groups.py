@@ -10,7 +10,8 @@ import numpy as np
 
 from fairflare.base.checks import few, first_of, group_by_key, true_texts
 from fairflare.core.cells import SUPPRESSED, Cell, Vector, pivot, value_of
-from fairflare.core.statistics.group_intervals import Ends, gap_intervals, intervals_of
+from fairflare.core.statistics.areas import Ends
+from fairflare.core.statistics.group_intervals import gap_intervals, intervals_of
 from fairflare.core.statistics.group_metrics import (
     LABELS,
     SCALED,

@@ -61,8 +61,9 @@ def describe_channels(names: Sequence[str], images: Sequence[npt.NDArray[np.gene
         if max(turned) > CLEARER * correlation:
             along = ("rows", "columns", "slices")[int(np.argmax(turned))]
             odd.append(f"its {name} fits {names[0]} better with its {along} in the opposite order: is it mirrored?")
-    values = np.array([np.percentile(image, SHARES) for image in small])
-    return Channels(tuple(names), tuple(odd), np.array(likeness), values)
+    return Channels(
+        tuple(names), tuple(odd), np.array(likeness), np.array([np.percentile(image, SHARES) for image in small])
+    )
 
 
 def odd_channels(sites: Mapping[str, Sequence[tuple[str, Channels]]]) -> Iterator[tuple[str, str, str]]:

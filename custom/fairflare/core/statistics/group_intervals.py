@@ -31,6 +31,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from fairflare.core.statistics.areas import Ends
 from fairflare.core.statistics.group_metrics import images_of, positives
 from fairflare.core.statistics.group_sums import (
     CALIBRATION,
@@ -44,7 +45,6 @@ from fairflare.core.statistics.group_sums import (
 )
 from fairflare.core.statistics.intervals import FEW, LEVEL, wilson
 
-Ends: TypeAlias = tuple[float, float]
 #: Type of a function that maps sums and an error probability to an array (parts, 3): value, lower and upper end of each
 #: part (class or structure); NaN if undefined.
 Measure: TypeAlias = Callable[[Sums, float], Array]

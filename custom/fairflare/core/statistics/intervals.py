@@ -20,7 +20,7 @@ import numpy.typing as npt
 LEVEL = 0.95  # confidence level of intervals
 FEW = 5  # least number of cases of a site or group for a verdict
 LEAST = 20  # least number of draws of test cases from which a variance is computed
-ROUNDING = 1e-12  # a difference, or an error, of at most this counts as 0: rounding of equal figures
+ROUNDING = 1e-12  # a difference, an error or a variance of at most this counts as 0: rounding of equal figures
 Array = npt.NDArray[np.float64]
 
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from fairflare.base.checks import group_by_key
 from fairflare.core.cells import CLINICAL, Cell, Vector, pivot, value_of
-from fairflare.core.statistics.areas import ALL, OPERATING, ROUNDING, area_interval
+from fairflare.core.statistics.areas import ALL, OPERATING, area_interval
 from fairflare.core.statistics.group_intervals import interval_over_cases
 from fairflare.core.statistics.group_sums import CALIBRATION
 from fairflare.core.statistics.inequality import errors_test
-from fairflare.core.statistics.intervals import LEVEL
+from fairflare.core.statistics.intervals import LEVEL, ROUNDING
 from fairflare.reporting.documents import RunResults
 from fairflare.reporting.layout import MISSING, Shown, Table, interval, number, p_value
 from fairflare.reporting.layout import Cell as Entry
@@ -57,10 +57,12 @@ def clinical_of(by_site: Mapping[str, Any]) -> tuple[list[Cell], list[Vector]]:
             if figures["auc_variance"] > ROUNDING and min(figures["cases_with"], figures["cases_without"]) >= 2
         ]
         if len(known) > 1:
-            errors = np.sqrt([figures["auc_variance"] for figures in known]).tolist()
-            cases = [int(min(figures["cases_with"], figures["cases_without"])) for figures in known]
-            test = errors_test([figures["auc"] for figures in known], errors, cases, low=0, high=1)
-            cells.append(_cell("", name, "auc_p_value", test.p_value))
+            cells.append(_cell("", name, "auc_p_value", errors_test(
+                [figures["auc"] for figures in known],
+                np.sqrt([figures["auc_variance"] for figures in known]).tolist(),
+                [int(min(figures["cases_with"], figures["cases_without"])) for figures in known],
+                low=0, high=1,
+            ).p_value))  # fmt: skip
     return cells, [
         Vector(CALIBRATION, site, unit="bins", values=tuple(np.ravel(classes[ALL][CALIBRATION]).tolist()))
         for site, classes in by_site.items()
@@ -112,10 +114,12 @@ def clinical_table(results: RunResults) -> Table:
                 Shown(MISSING if None in counts else "/".join(f"{count:.0f}" for count in counts), counts),
                 value_of(over_all, "brier"), value_of(over_all, "ece"),
             ])  # fmt: skip
-    heads = [(rate + suffix).replace("_", " ") for rate, _, suffix in asked]
     return Table(
-        "clinical", CAPTION,
-        ["site", "class", "AUC", "PR-AUC (share)", *heads, "/".join(COUNTS).upper(), "Brier", "ECE"], rows,
+        "clinical", CAPTION, [
+            "site", "class", "AUC", "PR-AUC (share)",
+            *((rate + suffix).replace("_", " ") for rate, _, suffix in asked),
+            "/".join(COUNTS).upper(), "Brier", "ECE",
+        ], rows,
         folded=True, lead=2,
         csv_columns=[
             ["site"], ["class"], [f"auc{end}" for end in ENDS], ["pr_auc", "prevalence"],

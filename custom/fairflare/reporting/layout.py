@@ -152,7 +152,10 @@ class Table:
     def csv(self) -> str:
         """Return the table as CSV text with full numbers; a :class:`Spread` has columns ``X mean`` and ``X sd``."""
         rows = [*self.rows, *self.totals]
-        heads = self.csv_columns or [_heads(name, [row[k] for row in rows]) for k, name in enumerate(self.columns)]
+        heads = self.csv_columns or [
+            [f"{name} mean", f"{name} sd"] if any(isinstance(row[k], Spread) for row in rows) else [name]
+            for k, name in enumerate(self.columns)
+        ]
         head = [printable(name, None) for names in heads for name in names]
         return csv_text([head, *(
             [value for cell, names in zip(row, heads, strict=True) for value in _values(cell, len(names))]
@@ -192,10 +195,6 @@ class Table:
         """Return text on how many rows and columns of the table the page leaves out; empty if it shows all."""
         sizes = (("rows", len(self.rows), MAX_ROWS), ("columns", len(self.columns), MAX_COLUMNS))
         return " and ".join(f"the first {most} of {count} {what}" for what, count, most in sizes if count > most)
-
-
-def _heads(name: str, cells: Sequence[Cell]) -> Sequence[str]:
-    return [f"{name} mean", f"{name} sd"] if any(isinstance(cell, Spread) for cell in cells) else [name]
 
 
 def _values(cell: Cell, count: int) -> list[Plain]:

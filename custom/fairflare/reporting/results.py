@@ -224,10 +224,10 @@ class ResultsStore:
         self._last_round = int(state["last_round"])
 
     def _check_running(self) -> None:
-        if not self._head["started"]:
-            raise ValueError("the results store was not started; call start() first")
-        if self._head["status"] != "running":
-            raise ValueError(f"the run is already {self._head['status']}")
+        checks.refuse({
+            "the results store was not started; call start() first": not self._head["started"],
+            f"the run is already {self._head['status']}": self._head["status"] != "running",
+        })  # fmt: skip
 
     def _begin_failed(self) -> None:
         """Begin the record of a run that failed before :meth:`start`, with few writes, as the disk may be full."""

@@ -87,8 +87,9 @@ def advice_sentences(results: RunResults) -> dict[str, tuple[str, list[str]]]:
         more = f"; about {of['enough']} test cases would" if of["enough"] else ""
         if of["advice"] == UNSURE and ends != MISSING and (of["low"] > 0 or of["high"] < 0):
             more = f", which excludes 0, but not after the correction for {tests} sites{more}"
-        told = f" ({number(of['gain'], sign='+')}, {sure}{more})" if tested else ""
-        groups.setdefault(of["advice"], {})[site] = site + told
+        groups.setdefault(of["advice"], {})[site] = (
+            f"{site} ({number(of['gain'], sign='+')}, {sure}{more})" if tested else site
+        )
     return {
         advice: (words.format(", ".join(groups[advice].values())), [*groups[advice]])
         for advice, words in WORDS.items() if advice in groups

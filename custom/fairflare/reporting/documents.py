@@ -300,7 +300,6 @@ class RunResults(ResultsPart):
         A metric of the global test is called ``global/<metric>``; its cell is of no site. The model that a round made
         is called ``round <number>``, if it was tested.
         """
-        found = pivot((c for c in self.cells if c.split in (TEST, GLOBAL) and not c.group), "model", "name", "site")
         skip = {(c.metric, c.site) for c in self.cells if c.reason == NOT_COUNTED}
         of_rounds = (
             Cell(name, site, f"round {record.current_round}", split, value=value,
@@ -309,7 +308,10 @@ class RunResults(ResultsPart):
             for split, test in ((TEST, record.test), (GLOBAL, {"": record.global_test or {}}))
             for site, of in test.items() for name, value in of.items()
         )  # fmt: skip
-        return {**found, **pivot(of_rounds, "model", "name", "site")}
+        return {
+            **pivot((c for c in self.cells if c.split in (TEST, GLOBAL) and not c.group), "model", "name", "site"),
+            **pivot(of_rounds, "model", "name", "site"),
+        }
 
 
 HEAD: TypeAdapter[RunResults] = TypeAdapter(RunResults)

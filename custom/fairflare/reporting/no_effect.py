@@ -106,20 +106,23 @@ def find_undetected_parts(results: RunResults) -> dict[str, str]:
         }
         for site, support in results.inequality.sites.items()
     }
-    parts = {part for support in supports.values() for part in support}
     words = dict[str, str]()
     for name in (name for name in site_columns(results) if name in shown or name.startswith(families)):
         values = {site: value for site, value in collect_by_site(results, name).items() if math.isfinite(value)}
         if {*values.values()} == {0.0} and declared_direction(results, name):
-            part = max((part for part in parts if name.endswith(f"_{part}")), key=len, default="")
+            part = max(
+                (part for support in supports.values() for part in support if name.endswith(f"_{part}")),
+                key=len,
+                default="",
+            )
             count = sum(supports.get(site, {}).get(part, 0) for site in values)
             about = ", ".join(true_texts({
                 f"{format_count(count, 'test image')} of it": count,
                 f"measured at {join_parts(values)}": len(values) < len(list_answering_sites(results)),
             }))  # fmt: skip
             words[name] = spell_metric(name) + (f" ({about})" if about else "")
-    clinical = pivot((cell for cell in results.cells if cell.split == CLINICAL and cell.site), "part", "metric", "site")
-    for part, of_part in clinical.items():  # findings, by counts
+    of_sites = (cell for cell in results.cells if cell.split == CLINICAL and cell.site)
+    for part, of_part in pivot(of_sites, "part", "metric", "site").items():  # findings, by counts
         tp, fn = (sum(cell.value or 0 for cell in of_part.get(key, {}).values()) for key in ("tp", "fn"))
         if not tp and fn and f"recall_{metric_name(part)}" not in words:
             words[part] = f"{part} ({format_count(int(fn), 'test image')} of it)"

@@ -92,8 +92,10 @@ def note_missing_parts(results: RunResults) -> list[str]:
     by_text = group_by_key(
         (str(text), record.current_round) for record in results.rounds if (text := record.details.get("without"))
     )
-    of_rounds = (f"Round{'s' * (len(n) > 1)} {ranges(n)}: {text}" for text, n in by_text.items())
-    return [f"{text}." for text in (results.info.without, *of_rounds) if text]
+    return [
+        *([f"{results.info.without}."] if results.info.without else []),
+        *(f"Round{'s' * (len(n) > 1)} {ranges(n)}: {text}." for text, n in by_text.items()),
+    ]
 
 
 def private_notes(results: RunResults) -> list[str]:
@@ -150,15 +152,17 @@ def _note_left_out(results: RunResults) -> list[str]:
         for record in results.rounds
         for left in record.left_out
     )
-    lines = [
-        f"  {site} in round{'' if len(numbers) == 1 else 's'} {ranges(numbers)}, {phase}: {reason}"
-        for (site, phase, reason), numbers in sorted(left_out.items())
-    ]
     done = len(results.rounds)
     whens = {**dict.fromkeys(("validate", "groups"), "after the last round"), "check": f"before round {done}"}
-    lines += [
-        f"  {left.site} {whens.get(left.phase, f'in round {done}')}, {left.phase}: {left.reason}"
-        for left in results.left_out
+    lines = [
+        *(
+            f"  {site} in round{'' if len(numbers) == 1 else 's'} {ranges(numbers)}, {phase}: {reason}"
+            for (site, phase, reason), numbers in sorted(left_out.items())
+        ),
+        *(
+            f"  {left.site} {whens.get(left.phase, f'in round {done}')}, {left.phase}: {left.reason}"
+            for left in results.left_out
+        ),
     ]
     return ["Left out:", *lines] if lines else []
 
@@ -216,15 +220,16 @@ def missing_values(
         model: name of the model in the cells.
         sites: names of sites that other runs have, and that this run lacks if it does not have them, too.
     """
-    values = {name: dict.fromkeys(sites, math.nan) | collect_by_site(results, name, model) for name in metrics}
     lacking = group_by_key(
         (
             tuple(
-                f"{s} ({missing_reason(results, name, s, model)})" for s, value in by_site.items() if math.isnan(value)
+                f"{site} ({missing_reason(results, name, site, model)})"
+                for site, value in (dict.fromkeys(sites, math.nan) | collect_by_site(results, name, model)).items()
+                if math.isnan(value)
             ),
             spell_metric(name)[:MAX_HEADING] + heading,
         )
-        for name, by_site in values.items()
+        for name in metrics
     )
     count = len({*sites, *sites_of(results)})
     return [
@@ -246,7 +251,6 @@ def global_notes(results: RunResults) -> list[str]:
         if len(measured_at) > 1
         else f"that {', '.join(sites)} {'have' if len(sites) > 1 else 'has'}, measured once"
     )
-    without = f"; without: {tested.reason}" if tested.reason else ""
     counts = [one.images for one in tested.lists]
     images = "images" if None in counts else f"{sum(counts):.0f} images"
-    return [f"Global test: the common model on {images} {how}{without}."]
+    return [f"Global test: the common model on {images} {how}{f'; without: {tested.reason}' * bool(tested.reason)}."]

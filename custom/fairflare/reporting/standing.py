@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -65,8 +65,9 @@ def standing(
     values = {s: value for s, of in sorted(test.items()) if math.isfinite(value := _or(of.get(metric), math.nan))}
     sites = [ComparedSite(name, values[name], sampling.get(name) or {}, test[name], metric) for name in values]
     moved = [site for site in sites if OWN + metric in site.metrics]
-    for site in moved:
-        site.only(footing.list_compared(site.name))
+    for site in moved:  # of its figures those of classes that are used to compare the sites
+        compared = footing.list_compared(site.name)
+        site.support, site.right = ({c: k for c, k in of.items() if c in compared} for of in (site.support, site.right))
     known = not moved or footing.how != ADJUSTED  # the error of an adjustment is not known
     found = _test_sites(sites, low, high, higher) if known else None
     common = _common(sites)
@@ -85,12 +86,10 @@ def standing(
     if found is None:
         return result, ends
     name, tested, outcome = found
-    gaps = {}
     for site, expected, p in zip(tested, outcome.expected.tolist(), outcome.p_sites.tolist(), strict=True):
         by_site[site.name] |= {"expected": expected, "p_value": p}
-        gaps[site.name] = (expected - site.value) * (1 if higher else -1)
-        if p <= 1 - LEVEL:
-            result["behind" if gaps[site.name] > 0 else "ahead"].append(site.name)
+    gaps = {s.name: (by_site[s.name]["expected"] - s.value) * (1 if higher else -1) for s in tested}
+    clear = [site for site in gaps if by_site[site]["p_value"] <= 1 - LEVEL]
     last = max(gaps, key=gaps.__getitem__)
     return result | {
         "test": name,
@@ -100,6 +99,8 @@ def standing(
         "gap": gaps[last],
         "gap_site": last,
         "chance_gap": outcome.chance_gap,
+        "behind": [site for site in clear if gaps[site] > 0],
+        "ahead": [site for site in clear if not gaps[site] > 0],
     }, ends
 
 
@@ -119,10 +120,6 @@ class ComparedSite:
         self.right = {name: round(count) for name, count in right.items() if math.isfinite(count)}
         if len(self.right) < len(self.support) or any(abs(right[n] - k) > 1e-3 for n, k in self.right.items()):
             self.right = {}
-
-    def only(self, names: Collection[str]) -> None:
-        """Remove from the site's figures those classes that are not used to compare the sites."""
-        self.support, self.right = ({n: k for n, k in of.items() if n in names} for of in (self.support, self.right))
 
     def interval(self, low: float, high: float) -> tuple[float, float]:
         """Return the confidence interval (lower, upper end) of the site's value at the level :data:`LEVEL`.
@@ -293,10 +290,9 @@ def sources(found: Inequality) -> str:
 
 def _note_classes(found: Inequality) -> list[str]:
     common = found.common_classes
-    if common is None:
-        return []
     if not common:
-        return ["The sites' test images have no class in common: their averages over classes are of different things."]
+        apart = "The sites' test images have no class in common: their averages over classes are of different things."
+        return [] if common is None else [apart]
     recalls = {name: site.common for name, site in found.sites.items() if site.common is not None}
     shown = {name: number(value) for name, value in recalls.items()}  # compared as the sentence shows them
     worst = f"; lowest at {min(recalls, key=recalls.__getitem__)}" if len({*shown.values()}) > 1 else ""

@@ -209,8 +209,10 @@ def _certainty(results: RunResults, tests: bool) -> list[_Column]:
         site: (*_interval_cells(columns[found.metric][site]), of.expected, of.p_value)
         for site, of in found.sites.items()
     }
-    hidden = (Shown(SUPPRESSED, [SUPPRESSED] * 2), SUPPRESSED, SUPPRESSED, SUPPRESSED)
-    sites |= dict.fromkeys(find_suppressed(results, found.metric), hidden)
+    sites |= dict.fromkeys(
+        find_suppressed(results, found.metric),
+        (Shown(SUPPRESSED, [SUPPRESSED] * 2), SUPPRESSED, SUPPRESSED, SUPPRESSED),
+    )
     of_all = columns.get(OF_ALL + found.metric)
     totals = {"global test": (*_interval_cells(of_all[""]), None, None)} if of_all else {}
     heads = {f"{found.level:.0%} interval": ["low", "high"], "cases": ["cases"], "expected": ["expected"], "p": ["p"]}
@@ -254,12 +256,11 @@ def class_table(results: RunResults) -> Table | None:
     ]  # fmt: skip
     columns = [_metric(results, of) for of in metrics.values()]
     totals = [[title, *(column.totals[title] for column in columns)] for title in TOTALS_OF_STRUCTURES]
-    caption = (
-        f"{sentence(spell_metric(first))} of each {what}, and number of test images that have it"
-        f"{f'; {MISSING}: ' if absent else ''}{' or '.join(absent)}."
-    )
     return Table(
-        name, caption, [spell_metric(first), *(part[:MAX_HEADING] for part in parts)], rows, totals=totals,
+        name,
+        f"{sentence(spell_metric(first))} of each {what}, and number of test images that have it"
+        f"{f'; {MISSING}: ' if absent else ''}{' or '.join(absent)}.",
+        [spell_metric(first), *(part[:MAX_HEADING] for part in parts)], rows, totals=totals,
         csv_columns=[["site"], *([part, f"{part} test images"] for part in parts)],
     ) if parts else None  # fmt: skip
 

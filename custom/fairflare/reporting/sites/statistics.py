@@ -299,16 +299,16 @@ def _sentences(document: StatsDocument) -> list[str]:
         if of.suppressed and "cases" in of.counts
     ]
     lists = {
-        "Findings that not all sites report are not compared: {}.": [document.class_name(k) for k in unknown],
-        "Masks that mark nothing: {}.": [
+        ("Findings that not all sites report are not compared: ", "."): [document.class_name(k) for k in unknown],
+        ("Masks that mark nothing: ", "."): [
             f"{site} {of['empty_masks']}" for site, of in counts.items() if of.get("empty_masks")
         ],
-        "Entries that cannot be used, in no figure: {}; `fairflare check-data` at the site names them.": [
+        ("Entries that cannot be used, in no figure: ", "; `fairflare check-data` at the site names them."): [
             f"{site} {count}"
             for site, of in counts.items()
             if (count := of.get("unusable", 0) + of.get("missing_labels", 0))
         ],
-        "SUPPRESSED: {} has fewer cases than its min_cases, or none; it is in no figure.": [
+        ("SUPPRESSED: ", " has fewer cases than its min_cases, or none; it is in no figure."): [
             site for site, of in counts.items() if "cases" not in of
         ],
     }
@@ -319,7 +319,7 @@ def _sentences(document: StatsDocument) -> list[str]:
         f"The mixes of classes are not compared: the file of {join_parts(partly)} says that only some are annotated "
         "there; of the others a share of 0 means not annotated.": partly,
         f"The labels are not compared: those of {join_parts(several)} are findings, the others' are none.": not alike,
-        **{text.format(join_parts(names)): names for text, names in lists.items()},
+        **{f"{before}{join_parts(names)}{after}": names for (before, after), names in lists.items()},
         "SUPPRESSED, as fewer than min_cases cases have it (or would be told by a difference): "
         f"{'; '.join(part)}.": part,
     })  # fmt: skip

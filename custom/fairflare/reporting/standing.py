@@ -65,7 +65,7 @@ def standing(
     values = {s: value for s, of in sorted(test.items()) if math.isfinite(value := _or(of.get(metric), math.nan))}
     sites = [ComparedSite(name, values[name], sampling.get(name) or {}, test[name], metric) for name in values]
     moved = [site for site in sites if OWN + metric in site.metrics]
-    for site in moved:  # of its figures those of classes that are used to compare the sites
+    for site in moved:  # only classes by which the sites are compared count
         compared = footing.list_compared(site.name)
         site.support, site.right = ({c: k for c, k in of.items() if c in compared} for of in (site.support, site.right))
     known = not moved or footing.how != ADJUSTED  # the error of an adjustment is not known

@@ -243,7 +243,7 @@ def missing_values(
 def global_notes(results: RunResults) -> list[str]:
     """Return a sentence on the lists of a run's global test, or on why the test has no figures."""
     tested = results.global_test
-    if not any(cell.split == GLOBAL for cell in results.cells):
+    if not tested or not any(cell.split == GLOBAL for cell in results.cells):
         return [f"No global test: {tested.reason}."] if tested else []
     measured_at, sites = [one.measured_at for one in tested.lists], tested.lists[0].sites
     how = (

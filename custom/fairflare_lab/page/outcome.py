@@ -38,11 +38,14 @@ def results(material: Material) -> Section:
     rows, run, notes = material.rows, material.runs[0], list(material.notes)
     sites = [site for site in material.sites if any(site in values for row in rows for values in row.values)]
     if len(material.runs) == 1:
-        whole = table_of(run, None if material.metric in metrics_of(run) else material.metric, tests=True)
-        caption = f"The test splits of every site, in {name} and what else the task measures."
+        whole = replace(
+            table_of(run, None if material.metric in metrics_of(run) else material.metric, tests=True), name="sites",
+            caption=f"The test splits of every site, in {name} and what else the task measures.",
+        )  # fmt: skip
+        clinical = clinical_table(run)
         classes = class_table(run) if material.metric == run.inequality.metric else None
-        tables = [replace(whole, name="sites", caption=caption), clinical_table(run), *filter(None, [classes])]
-        notes += [HOW] * bool(tables[1].rows)
+        tables = [whole, clinical, *filter(None, [classes])]
+        notes += [HOW] * bool(clinical.rows)
     else:
         over = "; ± is the population standard deviation over seeds" if material.over_seeds else ""
         caption = f"{sentence(name)} on the test splits over the sites, each counting once{over}."

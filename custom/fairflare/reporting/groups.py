@@ -103,7 +103,8 @@ def _drop_unknown(own: Mapping[str, Sums]) -> dict[str, Sums]:
 
 
 def _together(at: At) -> dict[str, Sums]:
-    return {g: add_sums(of) for g, of in group_by_key(pair for own in at.values() for pair in own.items()).items()}
+    by_group = group_by_key(pair for groups in at.values() for pair in groups.items())
+    return {group: add_sums(sums) for group, sums in by_group.items()}
 
 
 def _pool_sites(attribute: str, at: At) -> tuple[list[Cell], list[Vector]]:

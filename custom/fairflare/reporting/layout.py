@@ -180,7 +180,9 @@ class Table:
         lines = [head, rule, *rows[: len(self.rows)], *([rule, *totals] if totals else [])]
         aligned = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in lines]
         blocks = cut(widths, width, lead=self.lead)
-        return "\n\n".join("\n".join("  ".join(row[i] for i in of).rstrip() for row in aligned) for of in blocks)
+        return "\n\n".join(
+            "\n".join("  ".join(row[column] for column in block).rstrip() for row in aligned) for block in blocks
+        )
 
     def _texts(self) -> list[list[str]]:
         return [list(self.columns), *([print_cell(cell) for cell in row] for row in (*self.rows, *self.totals))]

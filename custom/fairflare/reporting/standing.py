@@ -67,7 +67,9 @@ def standing(
     moved = [site for site in sites if OWN + metric in site.metrics]
     for site in moved:  # only classes by which the sites are compared count
         compared = footing.list_compared(site.name)
-        site.support, site.right = ({c: k for c, k in of.items() if c in compared} for of in (site.support, site.right))
+        site.support, site.right = (
+            {name: count for name, count in counts.items() if name in compared} for counts in (site.support, site.right)
+        )
     known = not moved or footing.how != ADJUSTED  # the error of an adjustment is not known
     found = _test_sites(sites, low, high, higher) if known else None
     common = _common(sites)
@@ -158,11 +160,11 @@ def _test_sites(
     ways: list[tuple[str, list[ComparedSite], Callable[[list[ComparedSite]], SitesCompared]]] = [
         (
             WITHIN, [s for s in enough if s.single and s.right and s.metric in (*SHARES, MEAN_RECALL)],
-            lambda of: _test_within_classes(of, higher),
+            lambda tested: _test_within_classes(tested, higher),
         ),
         (
             CASES, [s for s in enough if s.said.get("case_scores") is not None],
-            lambda of: _test_cases(of, low, high, higher),
+            lambda tested: _test_cases(tested, low, high, higher),
         ),
         (ERRORS, [s for s in enough if (s.said.get("standard_error") or 0) > 0], lambda of: errors_test(
             [s.value for s in of], [s.said["standard_error"] for s in of], [s.said["test_cases"] for s in of],

@@ -180,15 +180,15 @@ def _metric(results: RunResults, metric: str, model: str = LAST) -> _Column:
     which = "" if model == LAST else f", {model}"
     # If all sites have the same value, none is the worst.
     worst = MISSING if not of.worst_site or (of.num_sites > 1 and of.range == 0) else of.worst_site
-    found = Inequality() if which else find_test(results, metric)  # only the last model is tested for chance
-    unsure = UNSURE if worst != MISSING and of.num_sites > 1 and worst not in found.behind else ""
+    test = Inequality() if which else find_test(results, metric)  # only the last model is tested for chance
+    unsure = UNSURE if worst != MISSING and of.num_sites > 1 and worst not in test.behind else ""
     guess = guess_of(results, metric)
     has_global = any(name.startswith(OF_ALL) for name in results.columns.get(LAST, {}))
     of_all = [math.nan] if model == BEST or not has_global else global_values(results, metric, last=bool(which))
     totals: dict[str, Cell] = {
         "average": of.mean, "std": of.std, "worst": of.worst, "range": of.range,
         "worst site": Shown(worst + unsure, [worst]), "guessing": guess if math.isfinite(guess) else None,
-        "global test": statistics.fmean(of_all) if has_global else None, "std if equal": found.chance_std,
+        "global test": statistics.fmean(of_all) if has_global else None, "std if equal": test.chance_std,
     }  # fmt: skip
     unit = declared_as(metric, results.info.units)
     head = (metric + which)[:MAX_HEADING] + (f" ({unit})" if unit else "") + rests_on(results, metric)

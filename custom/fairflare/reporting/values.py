@@ -68,7 +68,7 @@ def cells_of(
         parts: further names of classes and structures.
         about: interval and number of cases, by metric and site.
     """
-    annotated = {name for of in (*structures.values(), *empty.values()) for name in of}
+    annotated = {name for names_of_site in (*structures.values(), *empty.values()) for name in names_of_site}
     names = dict.fromkeys(name for values in (*test.values(), *withheld.values()) for name in values)
     part_of = {name: structure_of(name, {*annotated, *parts}) for name in names}
     cells = []

@@ -80,12 +80,12 @@ def _intensity(document: StatsDocument, sites: Mapping[str, Figures]) -> Section
     having = {site: of for site, of in sites.items() if INTENSITY in of.histograms}
     if not having:
         return NOTHING
-    more = f" The first {MOST} of {len(having)} sites." if len(having) > MOST else ""
     picture = Picture(
         "intensities",
         partial(_small_multiples, document, dict(list(having.items())[:MOST])),
         "Share of each site's pixels by intensity (all channels together, 64 bins; those at 0 and 1 may be cut); line: "
-        f"all others.{more} Intensities: {document.intensities or 'as the task reads the files'}.",
+        f"all others.{f' The first {MOST} of {len(having)} sites.' * (len(having) > MOST)} Intensities: "
+        f"{document.intensities or 'as the task reads the files'}.",
     )
     return Section("intensity", "Intensities", parts=[picture, Table(
         "quantiles", "Quantiles of the intensities, from the histogram: less than a bin's width (1/64 = 0.016) off.",

@@ -138,7 +138,7 @@ def add_sums(sums: Sequence[Sums]) -> dict[str, Array]:
     A NaN (an entry that a site withholds) is left out of the sum; an entry that all withhold is NaN.
     """
     by_name = group_by_key(item for one in sums for item in one.items())
-    return {name: np.where(np.isnan(of).all(0), np.nan, np.nansum(of, 0)) for name, of in by_name.items()}
+    return {name: np.where(np.isnan(arrays).all(0), np.nan, np.nansum(arrays, 0)) for name, arrays in by_name.items()}
 
 
 def leave_each_out(sums: Sums) -> list[dict[str, Array]]:

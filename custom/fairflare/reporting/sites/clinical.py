@@ -49,8 +49,8 @@ def clinical_of(by_site: Mapping[str, Any]) -> tuple[list[Cell], list[Vector]]:
     for site, classes in by_site.items():
         cells += [_cell(site, "", name, value) for name, value in classes[ALL].items() if name != CALIBRATION]
         cells += [cell for name, figures in classes.items() if name != ALL for cell in _figures(site, name, figures)]
-    of_classes = group_by_key(of for classes in by_site.values() for of in classes.items() if of[0] != ALL)
-    for name, figures_of_sites in of_classes.items():
+    by_class = group_by_key(item for classes in by_site.values() for item in classes.items() if item[0] != ALL)
+    for name, figures_of_sites in by_class.items():
         known = [
             figures
             for figures in figures_of_sites

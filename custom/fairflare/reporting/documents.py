@@ -226,10 +226,9 @@ class Inequality(ResultsPart):
 
     @model_validator(mode="after")
     def _whole(self) -> Inequality:
-        numbers = (self.level, self.p_value, self.std, self.chance_std, self.gap, self.chance_gap)
         if self.test and not (
             self.test in TESTS
-            and None not in numbers
+            and None not in (self.level, self.p_value, self.std, self.chance_std, self.gap, self.chance_gap)
             and {self.gap_site, *self.behind, *self.ahead} <= {*self.sites}
             and all((s.p_value is None) == (s.expected is None) for s in self.sites.values())
         ):
@@ -301,7 +300,6 @@ class RunResults(ResultsPart):
         A metric of the global test is called ``global/<metric>``; its cell is of no site. The model that a round made
         is called ``round <number>``, if it was tested.
         """
-        found = pivot((c for c in self.cells if c.split in (TEST, GLOBAL) and not c.group), "model", "name", "site")
         skip = {(c.metric, c.site) for c in self.cells if c.reason == NOT_COUNTED}
         of_rounds = (
             Cell(name, site, f"round {record.current_round}", split, value=value,
@@ -310,7 +308,10 @@ class RunResults(ResultsPart):
             for split, test in ((TEST, record.test), (GLOBAL, {"": record.global_test or {}}))
             for site, of in test.items() for name, value in of.items()
         )  # fmt: skip
-        return {**found, **pivot(of_rounds, "model", "name", "site")}
+        return {
+            **pivot((c for c in self.cells if c.split in (TEST, GLOBAL) and not c.group), "model", "name", "site"),
+            **pivot(of_rounds, "model", "name", "site"),
+        }
 
 
 HEAD: TypeAdapter[RunResults] = TypeAdapter(RunResults)
@@ -334,12 +335,11 @@ def round_as_json(record: RoundRecord) -> dict[str, Any]:
         TypeError: the round has a value that JSON cannot hold; the message names its place.
     """
     plain: dict[str, Any] = encode_value(record, "round")
-    for by_site in (plain["layers"] or {}).values():
-        for values in by_site.values():
-            for name, value in values.items():
-                if isinstance(value, float):
-                    digits = f".{CKA_DECIMALS}f" if name == "cka" else f".{LAYER_DIGITS}g"
-                    values[name] = float(format(value, digits))
+    for values in (of_site for by_site in (plain["layers"] or {}).values() for of_site in by_site.values()):
+        values |= {
+            name: float(format(value, f".{CKA_DECIMALS}f" if name == "cka" else f".{LAYER_DIGITS}g"))
+            for name, value in values.items() if isinstance(value, float)
+        }  # fmt: skip
     return plain
 
 

@@ -74,12 +74,10 @@ def run_findings(results: RunResults, metric: str | None = None) -> list[Finding
         chosen = metric or metrics_of(results)[0]
         primary, nothing = chosen == results.info.primary_metric, nothing_learnt(results, chosen)
         parts = find_undetected_parts(results) if primary and not nothing else {}
-        nowhere = Finding(
-            NOWHERE, f"Found nowhere, 0 at every site that has it: {join_parts(parts.values())}.", {"metrics": [*parts]}
-        )
+        missed = f"Found nowhere, 0 at every site that has it: {join_parts(parts.values())}."
         findings += [
             *(Finding(NOTHING, text, {"metric": chosen}) for text in nothing),
-            *([nowhere] if parts else []),
+            *([Finding(NOWHERE, missed, {"metrics": [*parts]})] if parts else []),
             *(Finding(FEWER, text) for text in missing_parts(results, chosen, primary)),
             *(one for one in site_findings(results, chosen) if one.kind != CHANCE or not nothing),
             *(_people(results) if primary else []),
@@ -109,11 +107,10 @@ def missing_parts(results: RunResults, metric: str, primary: bool, sites: Collec
         primary: whether it is the primary metric.
         sites: names of the sites of all runs that are compared with this one.
     """
-    asked, done = results.info.num_rounds, len(results.rounds)
-    short = results.status == "completed" and 0 < done < (asked or 0)
+    asked, done = results.info.num_rounds or 0, len(results.rounds)
     return [
         *attendance(results),
-        *([f"The run has {done} of {asked} rounds."] if short else []),
+        *([f"The run has {done} of {asked} rounds."] if results.status == "completed" and 0 < done < asked else []),
         *missing_values(results, [metric], sites=sites),
         *(note_footing(results)[:1] if primary else []),
         *private_notes(results),
@@ -128,21 +125,24 @@ def site_findings(results: RunResults, metric: str) -> list[Finding]:
     test, name = find_test(results, metric), spell_metric(metric) + rests_on(results, metric)
     if not test:
         return _find_untested(results, metric, name)
+    together = f"Together the sites differ in {name} by more than chance explains (p {p_value(test.p_value)})."
     findings = [
+        *(
+            Finding(
+                BEYOND,
+                f"In {name}, {join_parts(place_in_words(test, site) for site in sites)} "
+                f"{'are' if sites[1:] else 'is'} {side} by more than chance explains.",
+                {"metric": metric, side: {site: _figures(test, site) for site in sites}},
+            )
+            for side, sites in {"behind": test.behind, "ahead": test.ahead}.items() if sites
+        ),
+        *([Finding(BEYOND, together, {"metric": metric, "p_value": test.p_value})] if more_unequal(test) else []),
         Finding(
-            BEYOND,
-            f"In {name}, {join_parts(place_in_words(test, site) for site in sites)} "
-            f"{'are' if sites[1:] else 'is'} {side} by more than chance explains.",
-            {"metric": metric, side: {site: _figures(test, site) for site in sites}},
-        )
-        for side, sites in {"behind": test.behind, "ahead": test.ahead}.items() if sites
+            CHANCE, _last_site(test, name, lower_is_better=declared_direction(results, metric) is False),
+            {"metric": metric, "site": test.gap_site, **_figures(test, test.gap_site)},
+        ),
     ]  # fmt: skip
-    if more_unequal(test):
-        text = f"Together the sites differ in {name} by more than chance explains (p {p_value(test.p_value)})."
-        findings.append(Finding(BEYOND, text, {"metric": metric, "p_value": test.p_value}))
-    text = _last_site(test, name, lower_is_better=declared_direction(results, metric) is False)
-    last = Finding(CHANCE, text, {"metric": metric, "site": test.gap_site, **_figures(test, test.gap_site)})
-    return [*findings, last] if text else findings
+    return [one for one in findings if one.text]
 
 
 def _last_site(test: Inequality, name: str, *, lower_is_better: bool) -> str:
@@ -190,28 +190,34 @@ def _find_untested(results: RunResults, metric: str, name: str) -> list[Finding]
     if declared_direction(results, metric) is None or not collect_by_site(results, metric):
         return []
     summary, why = summary_of(results, metric), _why_untested(results, metric)
-    text = first_of({
-        f"No site has a value of {name}: {why}.": not summary.num_sites,
-        f"A single site has a value of {name}, so that none is called the worst.": summary.num_sites == 1,
-        f"No structure links all sites in {name}, so that none is called the worst.": not math.isfinite(summary.range),
-        f"All sites have the same {name}, {number(summary.mean)}.": summary.range == 0,
-        f"In {name}, {summary.worst_site} has the worst value, {number(summary.worst)}; whether chance explains that "
-        f"is not known: {why}.": True,
-    })  # fmt: skip
-    return [Finding(CHANCE, text, {"metric": metric, "site": summary.worst_site, "value": summary.worst})]
+    return [Finding(
+        CHANCE,
+        first_of({
+            f"No site has a value of {name}: {why}.": not summary.num_sites,
+            f"A single site has a value of {name}, so that none is called the worst.": summary.num_sites == 1,
+            f"No structure links all sites in {name}, so that none is called the worst.": (
+                not math.isfinite(summary.range)
+            ),
+            f"All sites have the same {name}, {number(summary.mean)}.": summary.range == 0,
+            f"In {name}, {summary.worst_site} has the worst value, {number(summary.worst)}; whether chance explains "
+            f"that is not known: {why}.": True,
+        }),
+        {"metric": metric, "site": summary.worst_site, "value": summary.worst},
+    )]  # fmt: skip
 
 
 def _why_untested(results: RunResults, metric: str) -> str:
     """Return the reason why no test says which site is behind in a metric."""
     info, inequality = results.info, results.inequality
     home = [f"{site} ({missing_reason(results, metric, site)})" for site in sorted(find_suppressed(results, metric))]
-    adjusted = results.footing.how == ADJUSTED and are_compared(results, metric)
     return first_of({
         f"only {spell_metric(info.primary_metric)} is tested": metric != info.primary_metric,
         f"{spell_metric(metric)} stays at {join_parts(home)}": not inequality and home,
         "under differential privacy nothing is sent that is not counted": not inequality and info.privacy,
         "the task does not say how its metric is made of images (Metric.mean_of_images)": not inequality,
-        "how sure an adjusted figure is is not known": adjusted,
+        "how sure an adjusted figure is is not known": (
+            results.footing.how == ADJUSTED and are_compared(results, metric)
+        ),
         f"fewer than two sites have what a test needs: {FEW} test cases, and figures that scatter": True,
     })  # fmt: skip
 
@@ -224,14 +230,15 @@ def _people(results: RunResults) -> Iterator[Finding]:
     for attribute in attributes_of(results):
         beyond, text = gap_sentences(results, attribute)
         gaps = gaps_at(results, attribute)[""]
-        figures = {
+        yield Finding(BEYOND if beyond else CHANCE, text, {
             "attribute": attribute, "gaps": {name: cell.value for name, cell in gaps.items()},
             "intervals": {name: (cell.low, cell.high) for name, cell in gaps.items() if has_interval(name)},
-        }  # fmt: skip
-        yield Finding(BEYOND if beyond else CHANCE, text, figures)
+        })  # fmt: skip
     for advice, (text, sites) in advice_sentences(results).items():
-        figures = {"advice": advice, "sites": {site: results.personal["sites"][site] for site in sites}}
-        yield Finding(BEYOND if advice in (SHOULD, SHOULD_NOT) else CHANCE, text, figures)
+        yield Finding(
+            BEYOND if advice in (SHOULD, SHOULD_NOT) else CHANCE, text,
+            {"advice": advice, "sites": {site: results.personal["sites"][site] for site in sites}},
+        )  # fmt: skip
     text, p = clinical_words(results)
     if text:
         yield Finding(BEYOND if p <= 1 - LEVEL else CHANCE, text, {"metric": "auc", "p_value": p})

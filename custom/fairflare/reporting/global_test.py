@@ -55,19 +55,20 @@ def global_test(
         Cell(name, split=GLOBAL, value=value, **(more if name == metric else {}))
         for name, value in sorted(whole.metrics.items())
     ]
-    lists = [
-        {"measured_at": sites[0], "sites": sorted(sites), "images": (sampling.get(sites[0]) or {}).get("images")}
-        for sites in measured
-    ]
-    return cells, {"reason": reason, "lists": lists}
+    return cells, {"reason": reason, "lists": [
+        {"measured_at": having[0], "sites": sorted(having), "images": (sampling.get(having[0]) or {}).get("images")}
+        for having in measured
+    ]}  # fmt: skip
 
 
 def _pool_lists(
     sites: Sequence[ComparedSite], means: Collection[str], groups: Mapping[str, Sequence[int]]
 ) -> ComparedSite:
     """Return the figures over all lists together, without those that sums cannot give or that a site lacks."""
-    counts = {key: [site.said.get(key) for site in sites] for key in ("images", "test_cases")}
-    numbers: dict[str, Any] = {key: None if None in known else sum(known) for key, known in counts.items()}
+    numbers: dict[str, Any] = {
+        key: None if None in known else sum(known)
+        for key in ("images", "test_cases") for known in [[site.said.get(key) for site in sites]]
+    }  # fmt: skip
     pooled: dict[str, float] = {}
     if numbers["images"]:
         shares = [site.said["images"] / numbers["images"] for site in sites]
@@ -77,16 +78,17 @@ def _pool_lists(
         if sites[0].metric in means and None not in errors:
             numbers["standard_error"] = math.hypot(*(share * e for share, e in zip(shares, errors, strict=True)))
     if all(site.right for site in sites):
-        right, support = Counter[str](), Counter[str]()
-        for site in sites:
-            right.update(site.right)
-            support.update(site.support)
+        right = sum((Counter(site.right) for site in sites), Counter[str]())
+        support = sum((Counter(site.support) for site in sites), Counter[str]())
         numbers["class_support"] = {name: support[name] for name in sites[0].said["class_support"]}
         recalls = {c: right[name] / n for c, (name, n) in enumerate(numbers["class_support"].items()) if n}
-        names = list(numbers["class_support"])
-        pooled |= {metric_name(f"recall_{names[c]}"): recall for c, recall in recalls.items()}
+        pooled |= {
+            metric_name(f"recall_{name}"): recalls[c] for c, name in enumerate(numbers["class_support"]) if c in recalls
+        }
         pooled[MEAN_RECALL] = statistics.fmean(recalls.values())
-        by_group = {group: [recalls[c] for c in members if c in recalls] for group, members in groups.items()}
-        of_groups = {group: statistics.fmean(values) for group, values in by_group.items() if values}
+        of_groups = {
+            group: statistics.fmean(recalls[c] for c in members if c in recalls)
+            for group, members in groups.items() if recalls.keys() & {*members}
+        }  # fmt: skip
         pooled |= {**of_groups, **({ALL: statistics.fmean(of_groups.values())} if of_groups else {})}
     return ComparedSite("", pooled.get(sites[0].metric, math.nan), numbers, pooled, sites[0].metric)

@@ -8,9 +8,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fairflare.base.checks import few, first_of, group_by_key
-from fairflare.core.cells import SUPPRESSED, Cell, Vector, pivot
-from fairflare.core.statistics.group_intervals import Ends, gap_intervals, intervals_of
+from fairflare.base.checks import few, first_of, group_by_key, true_texts
+from fairflare.core.cells import SUPPRESSED, Cell, Vector, pivot, value_of
+from fairflare.core.statistics.areas import Ends
+from fairflare.core.statistics.group_intervals import gap_intervals, intervals_of
 from fairflare.core.statistics.group_metrics import (
     LABELS,
     SCALED,
@@ -58,8 +59,8 @@ def summarise_groups(sums: At, kept: Mapping[str, Sequence[str]]) -> tuple[list[
             sums only those of all sites together, under the name ``POOLED``.
         kept: ``{site: names}`` of groups and classes that the site withholds for too few cases.
     """
-    names = dict.fromkeys(name for of in sums.values() for name in of)
     cells, vectors = list[Cell](), list[Vector]()
+    names = dict.fromkeys(name for of in sums.values() for name in of)
     for attribute, groups in group_by_key((name.partition("=")[0], name) for name in names).items():
         at = {site: {name.partition("=")[2]: own[name] for name in groups if name in own} for site, own in sums.items()}
         for site in sorted({*at} - {POOLED}):
@@ -73,22 +74,28 @@ def summarise_groups(sums: At, kept: Mapping[str, Sequence[str]]) -> tuple[list[
 def _summarise(site: str, attribute: str, own: Mapping[str, Sums]) -> list[Cell]:
     """Return the figures of the groups of one site, or of all sites together."""
     whole, known = add_sums(list(own.values())), _drop_unknown(own)
-    figures = [
-        Cell(metric, site, group=f"{attribute}={group}", value=value, low=low, high=high, cases=cases_of(of))
-        for group, of in [*own.items(), ("", whole)] if of
-        for ends in [intervals_of(of) if group else {}]
-        for metric, value in {IMAGES: images_of(of), **metrics_of(of)}.items()
-        for low, high in [ends.get(metric, (math.nan, math.nan))]
+    lowest, ends_of_gaps = worst_of(known), gap_intervals(known)
+    return [
+        *(
+            Cell(metric, site, group=f"{attribute}={group}", value=value, low=low, high=high, cases=cases_of(of))
+            for group, of in [*own.items(), ("", whole)] if of
+            for ends in [intervals_of(of) if group else {}]
+            for metric, value in {IMAGES: images_of(of), **metrics_of(of)}.items()
+            for low, high in [ends.get(metric, (math.nan, math.nan))]
+        ),
+        *(
+            _gap(site, attribute, gap, value, lowest, ends_of_gaps.get(gap))
+            for gap, value in gaps_of(known, whole).items()
+        ),
     ]  # fmt: skip
-    gaps, lowest, ends = gaps_of(known, whole), worst_of(known), gap_intervals(known)
-    return figures + [_gap(site, attribute, gap, value, lowest, ends.get(gap)) for gap, value in gaps.items()]
 
 
 def _gap(site: str, attribute: str, gap: str, value: float, lowest: Mapping[str, str], ends: Ends | None) -> Cell:
     """Return the cell of a gap; ``lowest``: the group that is behind, by metric."""
     low, high = ends or (math.nan, math.nan)
-    part = lowest.get(gap.removesuffix("_gap"), "")
-    return Cell(gap, site, group=attribute, part=part, value=value, low=low, high=high)
+    return Cell(
+        gap, site, group=attribute, part=lowest.get(gap.removesuffix("_gap"), ""), value=value, low=low, high=high
+    )
 
 
 def _drop_unknown(own: Mapping[str, Sums]) -> dict[str, Sums]:
@@ -96,8 +103,8 @@ def _drop_unknown(own: Mapping[str, Sums]) -> dict[str, Sums]:
 
 
 def _together(at: At) -> dict[str, Sums]:
-    groups = dict.fromkeys(group for own in at.values() for group in own)
-    return {group: add_sums([own[group] for own in at.values() if group in own]) for group in groups}
+    by_group = group_by_key(pair for groups in at.values() for pair in groups.items())
+    return {group: add_sums(sums) for group, sums in by_group.items()}
 
 
 def _pool_sites(attribute: str, at: At) -> tuple[list[Cell], list[Vector]]:
@@ -117,14 +124,15 @@ def _pool_sites(attribute: str, at: At) -> tuple[list[Cell], list[Vector]]:
         without = {name: tuple(of_part[name] for of_part in each) for name in gaps}
     for name, (gap, lowest, differ) in within.items():
         both = _together({site: _drop_unknown(whole[site]) for site in differ})
-        ends = _ends_within(gap, without.get(name, ()), both)
         cells += [
-            _gap("", attribute, name, gap, {name: lowest}, ends),
+            _gap("", attribute, name, gap, {name: lowest}, _ends_within(gap, without.get(name, ()), both)),
             *(Cell(name.replace(f"_gap{WITHIN}", OF_BOTH), s, group=attribute, value=one) for s, one in differ.items()),
         ]
-    for key, groups in find_undefined_rates(_drop_unknown(together)).items():
-        rate, _, label = key.rpartition(" ")
-        cells += [Cell(rate, group=f"{attribute}={group}", part=label, reason="undefined") for group in groups]
+    cells += [
+        Cell(rate, group=f"{attribute}={group}", part=label, reason="undefined")
+        for key, groups in find_undefined_rates(_drop_unknown(together)).items()
+        for rate, _, label in [key.rpartition(" ")] for group in groups
+    ]  # fmt: skip
     return cells, [Vector(name, group=attribute, unit=PARTS, values=values) for name, values in without.items()]
 
 
@@ -136,8 +144,10 @@ def _gaps(at: At) -> tuple[dict[str, float], dict[str, tuple[float, str, dict[st
         site: {group: {CASES: cases_of(of), **metrics_of(of)} for group, of in _drop_unknown(own).items() if of}
         for site, own in at.items()
     }
-    found = [name for name in SCALED if f"{name}_gap" in gaps and POOLED not in at]
-    within = {f"{name}_gap{WITHIN}": gap_within(known, name) for name in found}
+    within = {
+        f"{name}_gap{WITHIN}": gap_within(known, name)
+        for name in SCALED if f"{name}_gap" in gaps and POOLED not in at
+    }  # fmt: skip
     return gaps | {name: gap for name, (gap, _, _) in within.items()}, within
 
 
@@ -151,8 +161,8 @@ def _ends_within(gap: float, without: Sequence[float], groups: Mapping[str, Sums
     cases = [number for of in groups.values() if (number := cases_of(of)) > 0]
     if len(without) < FOLDS or len(cases) < 2 or not min(cases) >= FEW:
         return math.nan, math.nan
-    error = (1 - LEVEL) / math.comb(len(cases), 2)
-    reach = float(stdtrit(degrees_of_folds(FOLDS, min(cases)), 1 - error / 2) * np.std(rescale_folds(without), ddof=1))
+    times = stdtrit(degrees_of_folds(FOLDS, min(cases)), 1 - (1 - LEVEL) / math.comb(len(cases), 2) / 2)
+    reach = float(times * np.std(rescale_folds(without), ddof=1))
     return max(0.0, gap - reach), min(1.0, gap + reach)
 
 
@@ -168,11 +178,10 @@ def groups_at(results: RunResults, attribute: str) -> dict[str, dict[str, Figure
     """
     start = f"{attribute}="
     found = pivot((c for c in results.cells if c.group.startswith(start) and not c.part), "site", "group", "metric")
-    figures = {
+    return {
         site: {group.removeprefix(start): of for group, of in own.items() if IMAGES in of}
-        for site, own in found.items()
-    }
-    return {site: own for site, own in figures.items() if own}
+        for site, own in found.items() if any(IMAGES in of for of in own.values())
+    }  # fmt: skip
 
 
 def gaps_at(results: RunResults, attribute: str) -> dict[str, Figures]:
@@ -196,10 +205,10 @@ def _tables(results: RunResults, attribute: str) -> list[Table]:
     order = [*(site for site in places if site), ""]
 
     def entries(of: Figures) -> list[Entry]:
-        images, otherwise = of.get(IMAGES, Cell(IMAGES)), SUPPRESSED if "" in of else None
-        counts = [otherwise if count is None else int(count) for count in (images.value, images.cases)]
-        values = [of[name].value if name in of else None for name in names]
-        return [*counts, *(otherwise if value is None else value for value in values)]
+        images = of.get(IMAGES, Cell(IMAGES))
+        counts = [None if count is None else int(count) for count in (images.value, images.cases)]
+        values = [*counts, *(value_of(of, name) for name in names)]
+        return [SUPPRESSED if value is None and "" in of else value for value in values]
 
     rows = [
         [site or POOLED, group or IN_ALL, *entries(of)]
@@ -207,7 +216,6 @@ def _tables(results: RunResults, attribute: str) -> list[Table]:
         if group != UNKNOWN or of.get(IMAGES, Cell(IMAGES)).value != 0
     ]  # fmt: skip
     gaps = list(between[""])
-    heads = [["site"], *([gap, f"{gap} low", f"{gap} high"] if has_interval(gap) else [gap] for gap in gaps)]
     return [
         Table(
             f"groups_{attribute}", f"Groups of {attribute} on the test images; {IN_ALL}: those that were told.",
@@ -217,7 +225,9 @@ def _tables(results: RunResults, attribute: str) -> list[Table]:
             f"gaps_{attribute}", f"Gaps between the groups of {attribute}.", ["site", *gaps],
             [[site or POOLED, *(_gap_entry(between.get(site, {}).get(gap, Cell(gap))) for gap in gaps)]
              for site in order],
-            folded=True, csv_columns=heads,
+            folded=True, csv_columns=[
+                ["site"], *([gap, f"{gap} low", f"{gap} high"] if has_interval(gap) else [gap] for gap in gaps),
+            ],
         ),
     ]  # fmt: skip
 
@@ -272,5 +282,7 @@ def group_notes(results: RunResults) -> list[str]:
         f"({withheld_reason(site, results.info.privacy, results.info.said) if site else FEW_SITES})"
         for site, of_site in names.items()
     ]
-    kept_back = f"Groups of people that stay at a site, some only to hide another one: {'; '.join(stays)}."
-    return [OVER] * bool(attributes_of(results)) + [kept_back] * bool(stays)
+    return true_texts({
+        OVER: attributes_of(results),
+        f"Groups of people that stay at a site, some only to hide another one: {'; '.join(stays)}.": stays,
+    })  # fmt: skip

@@ -9,7 +9,8 @@ import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from itertools import groupby
+from typing import Literal, TypeAlias
 
 from fairflare.base.disk.files import csv_text
 
@@ -38,9 +39,8 @@ class Spread:
 def spread(values: Sequence[float]) -> Spread:
     """Return mean and population standard deviation of the finite values; of one value the deviation is NaN."""
     finite = [value for value in values if math.isfinite(value)]
-    if not finite:
-        return Spread(math.nan)
-    return Spread(statistics.fmean(finite), statistics.pstdev(finite) if len(finite) > 1 else math.nan)
+    mean = statistics.fmean(finite) if finite else math.nan
+    return Spread(mean, statistics.pstdev(finite) if len(finite) > 1 else math.nan)
 
 
 @dataclass(frozen=True)
@@ -152,18 +152,20 @@ class Table:
     def csv(self) -> str:
         """Return the table as CSV text with full numbers; a :class:`Spread` has columns ``X mean`` and ``X sd``."""
         rows = [*self.rows, *self.totals]
-        heads = self.csv_columns or [_heads(name, [row[k] for row in rows]) for k, name in enumerate(self.columns)]
-        lines: list[list[Plain]] = [[printable(name, None) for names in heads for name in names]]
-        for row in rows:
-            cells = zip(row, heads, strict=True)
-            lines.append([_plain(value) for cell, names in cells for value in _values(cell, len(names))])
-        return csv_text(lines)
+        heads = self.csv_columns or [
+            [f"{name} mean", f"{name} sd"] if any(isinstance(row[k], Spread) for row in rows) else [name]
+            for k, name in enumerate(self.columns)
+        ]
+        head = [printable(name, None) for names in heads for name in names]
+        return csv_text([head, *(
+            [value for cell, names in zip(row, heads, strict=True) for value in _values(cell, len(names))]
+            for row in rows
+        )])  # fmt: skip
 
     def markdown(self) -> list[str]:
         """Return the table as lines of Markdown."""
-        lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in self._texts()]
-        lines.insert(1, "| --- |" + " ---: |" * (len(self.columns) - 1))
-        return lines
+        head, *lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in self._texts()]
+        return [head, "| --- |" + " ---: |" * (len(self.columns) - 1), *lines]
 
     def text(self, width: int | None = None) -> str:
         """Return the table as aligned text, the first column to the left, the other columns to the right.
@@ -172,19 +174,15 @@ class Table:
             width: largest width of the text. A wider table is cut between columns into several tables, one below the
                 other, each with the leading columns; ``None`` for one whole table.
         """
-        texts, rules = self._texts(), {1, *([1 + len(self.rows)] if self.totals else [])}
-        widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-        parts = []
-        for block in cut(widths, width, lead=self.lead):
-            lines = []
-            for index, row in enumerate(texts):
-                if index in rules:
-                    lines.append("  ".join("-" * widths[i] for i in block))
-                first, *others = block
-                cells = [row[first].ljust(widths[first]), *(row[i].rjust(widths[i]) for i in others)]
-                lines.append("  ".join(cells).rstrip())
-            parts.append("\n".join(lines))
-        return "\n\n".join(parts)
+        head, *rows = self._texts()
+        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+        rule, totals = ["-" * size for size in widths], rows[len(self.rows) :]
+        lines = [head, rule, *rows[: len(self.rows)], *([rule, *totals] if totals else [])]
+        aligned = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in lines]
+        blocks = cut(widths, width, lead=self.lead)
+        return "\n\n".join(
+            "\n".join("  ".join(row[column] for column in block).rstrip() for row in aligned) for block in blocks
+        )
 
     def _texts(self) -> list[list[str]]:
         return [list(self.columns), *([print_cell(cell) for cell in row] for row in (*self.rows, *self.totals))]
@@ -201,20 +199,13 @@ class Table:
         return " and ".join(f"the first {most} of {count} {what}" for what, count, most in sizes if count > most)
 
 
-def _heads(name: str, cells: Sequence[Cell]) -> Sequence[str]:
-    return [f"{name} mean", f"{name} sd"] if any(isinstance(cell, Spread) for cell in cells) else [name]
-
-
 def _values(cell: Cell, count: int) -> list[Plain]:
     """Return the values of a cell, filled up with ``None`` to ``count`` values, one for each CSV column."""
     of = cell.values if isinstance(cell, Shown) else (cell.mean, cell.sd) if isinstance(cell, Spread) else (cell,)
-    return [*of, *[None] * (count - len(of))]
-
-
-def _plain(value: Plain) -> Plain:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return printable(value, None) if isinstance(value, str) else value
+    known = [None if isinstance(value, float) and not math.isfinite(value) else value for value in of]
+    return [
+        *(printable(value, None) if isinstance(value, str) else value for value in known), *[None] * (count - len(of)),
+    ]  # fmt: skip
 
 
 def wrap_sentences(lines: Iterable[str], width: int | None) -> list[str]:
@@ -224,13 +215,14 @@ def wrap_sentences(lines: Iterable[str], width: int | None) -> list[str]:
     """
     if width is None:
         return list(lines)
-    options: Any = {"break_long_words": False, "break_on_hyphens": False}
-    indents = ((line, " " * (len(line) - len(line.lstrip()) + 2)) for line in lines)
     return [
         part
-        for line, rest in indents
-        for part in textwrap.wrap(line, max(width, 20), subsequent_indent=rest, **options) or [""]
-    ]
+        for line in lines
+        for part in textwrap.wrap(
+            line, max(width, 20), subsequent_indent=" " * (len(line) - len(line.lstrip()) + 2),
+            break_long_words=False, break_on_hyphens=False,
+        ) or [""]
+    ]  # fmt: skip
 
 
 def format_tables(
@@ -251,10 +243,10 @@ def format_tables(
         return tables[0].csv().rstrip("\n")
     head = [title] if title else []
     if style == "markdown":
-        head = [line for part in (*head, *first) for line in (part, "")]
-        return "\n".join([*head, *(line for table in tables for line in (*table.markdown(), "")), *notes])
-    further = [line for table in tables[1:] for line in ("", table.text(width), "")]
+        blocks = [*([line] for line in (*head, *first)), *(table.markdown() for table in tables)]
+        return "\n".join([*(line for block in blocks for line in (*block, "")), *notes])
     head += [*wrap_sentences(first, width), *([""] if first and tables else [])]
+    further = [line for table in tables[1:] for line in ("", table.text(width), "")]
     return "\n".join([*head, *(table.text(width) for table in tables[:1]), *further, *wrap_sentences(notes, width)])
 
 
@@ -276,9 +268,8 @@ def format_count(count: int, what: str) -> str:
 
 def ranges(numbers: Sequence[int]) -> str:
     """Return numbers as text with ranges: 1, 2, 3, 7 as ``1-3, 7``."""
-    starts = [n for k, n in enumerate(numbers) if k == 0 or n != numbers[k - 1] + 1]
-    ends = [n for k, n in enumerate(numbers) if k + 1 == len(numbers) or n + 1 != numbers[k + 1]]
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
+    runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), lambda place: place[1] - place[0])]
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def cut(widths: Sequence[int], width: int | None, gap: int = 2, lead: int = 1) -> list[list[int]]:
@@ -286,12 +277,13 @@ def cut(widths: Sequence[int], width: int | None, gap: int = 2, lead: int = 1) -
 
     ``gap``: width of the space between two columns.
     """
-    found: list[list[int]] = [[*range(lead)]]
-    taken = first = sum(widths[:lead]) + gap * (lead - 1)
-    for index, own in enumerate(widths[lead:], start=lead):
-        if width is not None and len(found[-1]) > lead and taken + gap + own > width:
-            found.append([*range(lead)])
-            taken = first
-        found[-1].append(index)
-        taken += gap + own
-    return found
+    blocks: list[list[int]] = [[*range(lead)]]
+    for index in range(lead, len(widths)):
+        if (
+            width is not None
+            and len(blocks[-1]) > lead
+            and sum(widths[column] + gap for column in (*blocks[-1], index)) - gap > width
+        ):
+            blocks.append([*range(lead)])
+        blocks[-1].append(index)
+    return blocks

@@ -35,14 +35,12 @@ def short_step(step: float) -> list[Warned]:
     Args:
         step: length of the step, as a factor of the mean change, ``>= 0``.
     """
-    if step >= LEAST_STEP:
-        return []
     text = (
         f"a step of {step:.2g} of the sites' mean change: the model hardly moves; the method's page says which setting "
         "makes the step"
     )
     # A table shows a warning's round with the largest value, which is then the round with the shortest step.
-    return [Warned("", SHORT, 1 - step, step, text)]
+    return [] if step >= LEAST_STEP else [Warned("", SHORT, 1 - step, step, text)]
 
 
 def same_weights(rounds: Iterable[RoundRecord]) -> list[Warned]:
@@ -51,20 +49,16 @@ def same_weights(rounds: Iterable[RoundRecord]) -> list[Warned]:
     Args:
         rounds: records of the rounds; a round with one site does not count.
     """
-    number, largest = 0, 0.0
-    for record in rounds:
-        sets = [
-            {site: entry["weight"] for site, entry in by_site.items()} for by_site in (record.layers or {}).values()
-        ]
-        sets = sets or [dict(record.site_weights or {})]
-        if any(len(weights) < 2 for weights in sets):
-            continue
-        if any(abs(weight * len(weights) - 1) > SAME for weights in sets for weight in weights.values()):
-            return []
-        number, largest = number + 1, max(largest, *(max(weights.values()) for weights in sets))
-    if not number:
+    of_rounds = (
+        [[entry["weight"] for entry in by_site.values()] for by_site in (record.layers or {}).values()]
+        or [list((record.site_weights or {}).values())]
+        for record in rounds
+    )
+    counted = [sets for sets in of_rounds if min(map(len, sets)) > 1]
+    if not counted or any(abs(w * len(weights) - 1) > SAME for sets in counted for weights in sets for w in weights):
         return []
-    when = "in its only round" if number == 1 else f"in all {number} rounds"
+    largest = max(weight for sets in counted for weights in sets for weight in weights)
+    when = "in its only round" if len(counted) == 1 else f"in all {len(counted)} rounds"
     text = f"the same weight for every site {when} (within 1 %): what the method weighs by made no difference"
     return [Warned("", EQUAL, largest, largest, text)]
 
@@ -112,18 +106,23 @@ def find_undetected_parts(results: RunResults) -> dict[str, str]:
         }
         for site, support in results.inequality.sites.items()
     }
-    parts = {part for support in supports.values() for part in support}
     words = dict[str, str]()
     for name in (name for name in site_columns(results) if name in shown or name.startswith(families)):
         values = {site: value for site, value in collect_by_site(results, name).items() if math.isfinite(value)}
         if {*values.values()} == {0.0} and declared_direction(results, name):
-            part = max((part for part in parts if name.endswith(f"_{part}")), key=len, default="")
+            part = max(
+                (part for support in supports.values() for part in support if name.endswith(f"_{part}")),
+                key=len,
+                default="",
+            )
             count = sum(supports.get(site, {}).get(part, 0) for site in values)
-            where = "" if len(values) == len(list_answering_sites(results)) else f"measured at {join_parts(values)}"
-            about = ", ".join(true_texts({f"{format_count(count, 'test image')} of it": count, where: where}))
+            about = ", ".join(true_texts({
+                f"{format_count(count, 'test image')} of it": count,
+                f"measured at {join_parts(values)}": len(values) < len(list_answering_sites(results)),
+            }))  # fmt: skip
             words[name] = spell_metric(name) + (f" ({about})" if about else "")
-    clinical = pivot((cell for cell in results.cells if cell.split == CLINICAL and cell.site), "part", "metric", "site")
-    for part, of_part in clinical.items():  # findings, by counts
+    of_sites = (cell for cell in results.cells if cell.split == CLINICAL and cell.site)
+    for part, of_part in pivot(of_sites, "part", "metric", "site").items():  # findings, by counts
         tp, fn = (sum(cell.value or 0 for cell in of_part.get(key, {}).values()) for key in ("tp", "fn"))
         if not tp and fn and f"recall_{metric_name(part)}" not in words:
             words[part] = f"{part} ({format_count(int(fn), 'test image')} of it)"

@@ -89,10 +89,13 @@ def note_missing_parts(results: RunResults) -> list[str]:
 
     A resumed run may have rounds of both kinds.
     """
-    fell = {record.current_round: str(text) for record in results.rounds if (text := record.details.get("without"))}
-    by_text = {text: [number for number, reason in fell.items() if reason == text] for text in fell.values()}
-    of_rounds = (f"Round{'s' * (len(n) > 1)} {ranges(n)}: {text}" for text, n in by_text.items())
-    return [f"{text}." for text in (results.info.without, *of_rounds) if text]
+    by_text = group_by_key(
+        (str(text), record.current_round) for record in results.rounds if (text := record.details.get("without"))
+    )
+    return [
+        *([f"{results.info.without}."] if results.info.without else []),
+        *(f"Round{'s' * (len(n) > 1)} {ranges(n)}: {text}." for text, n in by_text.items()),
+    ]
 
 
 def private_notes(results: RunResults) -> list[str]:
@@ -149,15 +152,17 @@ def _note_left_out(results: RunResults) -> list[str]:
         for record in results.rounds
         for left in record.left_out
     )
-    lines = [
-        f"  {site} in round{'' if len(numbers) == 1 else 's'} {ranges(numbers)}, {phase}: {reason}"
-        for (site, phase, reason), numbers in sorted(left_out.items())
-    ]
     done = len(results.rounds)
     whens = {**dict.fromkeys(("validate", "groups"), "after the last round"), "check": f"before round {done}"}
-    lines += [
-        f"  {left.site} {whens.get(left.phase, f'in round {done}')}, {left.phase}: {left.reason}"
-        for left in results.left_out
+    lines = [
+        *(
+            f"  {site} in round{'' if len(numbers) == 1 else 's'} {ranges(numbers)}, {phase}: {reason}"
+            for (site, phase, reason), numbers in sorted(left_out.items())
+        ),
+        *(
+            f"  {left.site} {whens.get(left.phase, f'in round {done}')}, {left.phase}: {left.reason}"
+            for left in results.left_out
+        ),
     ]
     return ["Left out:", *lines] if lines else []
 
@@ -171,26 +176,25 @@ def _note_models(results: RunResults, metrics: Sequence[str]) -> list[str]:
     best, last, every = results.best, results.last_rounds, len(lower) == len(metrics)
     untested = " It was not tested: what the sites had of their own then is not kept."
     value = f" {number(best.value)}, {format_count(len(best.sites), 'site')}"
-    notes = true_texts({
-        "Higher is better.": not lower,
-        f"Lower is better: {join_parts(lower, most=MAX_NAMED)}.": lower and every,
-        f"Higher is better, except for {join_parts(lower, most=MAX_NAMED)}.": lower and not every,
-        "Not declared whether more is better, so no site is the worst: "
-        f"{join_parts(unknown, most=MAX_NAMED)}.": unknown,
-        NOT_VALIDATED: best and best.value is None,
-        "The best model by the validation splits is the last one.": best.value is not None and best.is_last,
-        f"best: model of round {best.round}, by the validation splits ({best.by}{value})."
-        f"{untested if BEST not in results.columns else ''}": best.value is not None and not best.is_last,
-    })  # fmt: skip
     return [
-        *notes,
+        *true_texts({
+            "Higher is better.": not lower,
+            f"Lower is better: {join_parts(lower, most=MAX_NAMED)}.": lower and every,
+            f"Higher is better, except for {join_parts(lower, most=MAX_NAMED)}.": lower and not every,
+            "Not declared whether more is better, so no site is the worst: "
+            f"{join_parts(unknown, most=MAX_NAMED)}.": unknown,
+            NOT_VALIDATED: best and best.value is None,
+            "The best model by the validation splits is the last one.": best.value is not None and best.is_last,
+            f"best: model of round {best.round}, by the validation splits ({best.by}{value})."
+            f"{untested if BEST not in results.columns else ''}": best.value is not None and not best.is_last,
+        }),
         *([f"Measured: {MEASURED[results.info.measured]}."] if results.info.measured in MEASURED else []),
         *global_notes(results),
         *_describe_unlabelled(results),
         *([f"last {len(last)}: mean over the models of rounds {ranges(last)}."] if last else []),
         *missing_values(results, metrics[1:]),  # of the first metric it is said first
         *(line for name in other_models(results) for line in missing_values(results, metrics[:1], f", {name}", name)),
-    ]
+    ]  # fmt: skip
 
 
 def _describe_unlabelled(results: RunResults) -> list[str]:
@@ -216,15 +220,16 @@ def missing_values(
         model: name of the model in the cells.
         sites: names of sites that other runs have, and that this run lacks if it does not have them, too.
     """
-    values = {name: dict.fromkeys(sites, math.nan) | collect_by_site(results, name, model) for name in metrics}
     lacking = group_by_key(
         (
             tuple(
-                f"{s} ({missing_reason(results, name, s, model)})" for s, value in by_site.items() if math.isnan(value)
+                f"{site} ({missing_reason(results, name, site, model)})"
+                for site, value in (dict.fromkeys(sites, math.nan) | collect_by_site(results, name, model)).items()
+                if math.isnan(value)
             ),
             spell_metric(name)[:MAX_HEADING] + heading,
         )
-        for name, by_site in values.items()
+        for name in metrics
     )
     count = len({*sites, *sites_of(results)})
     return [
@@ -238,15 +243,14 @@ def missing_values(
 def global_notes(results: RunResults) -> list[str]:
     """Return a sentence on the lists of a run's global test, or on why the test has no figures."""
     tested = results.global_test
-    if not tested:
-        return []
-    if not any(cell.split == GLOBAL for cell in results.cells):
-        return [f"No global test: {tested.reason}."]
+    if not tested or not any(cell.split == GLOBAL for cell in results.cells):
+        return [f"No global test: {tested.reason}."] if tested else []
     measured_at, sites = [one.measured_at for one in tested.lists], tested.lists[0].sites
-    how = f"of {len(measured_at)} lists, pooled: {', '.join(measured_at)}"
-    if len(measured_at) == 1:
-        how = f"that {', '.join(sites)} {'have' if len(sites) > 1 else 'has'}, measured once"
-    without = f"; without: {tested.reason}" if tested.reason else ""
+    how = (
+        f"of {len(measured_at)} lists, pooled: {', '.join(measured_at)}"
+        if len(measured_at) > 1
+        else f"that {', '.join(sites)} {'have' if len(sites) > 1 else 'has'}, measured once"
+    )
     counts = [one.images for one in tested.lists]
     images = "images" if None in counts else f"{sum(counts):.0f} images"
-    return [f"Global test: the common model on {images} {how}{without}."]
+    return [f"Global test: the common model on {images} {how}{f'; without: {tested.reason}' * bool(tested.reason)}."]

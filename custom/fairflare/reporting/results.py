@@ -79,9 +79,8 @@ class ResultsStore:
             TypeError: a value that JSON cannot hold (names the key).
             OSError: the disk is full or cannot be written.
         """
-        plain = encode_value(info, "info")
         with self._lock:
-            self._head = {**_EMPTY, "info": plain, "started": _now()}
+            self._head = {**_EMPTY, "info": encode_value(info, "info"), "started": _now()}
             self._last_round = -1
             private_folder(self.folder)
             remove_partials(self.folder)
@@ -116,11 +115,10 @@ class ResultsStore:
                 one.
             TypeError: a value that JSON cannot hold (names the key).
         """
-        plain = round_as_json(record)
         with self._lock:
             self._check_running()
             number = checks.whole("the next current_round", record.current_round, low=self._last_round + 1)
-            self.log.append(encode(plain) + "\n")
+            self.log.append(encode(round_as_json(record)) + "\n")
             self._last_round = number
             self._write()
 
@@ -148,10 +146,9 @@ class ResultsStore:
             OSError: the disk is full. For a failed run ``results.json`` is written without its rounds if possible.
         """
         checks.choice("status", status, _ENDS)
-        tables = encode_value({"cells": list(cells), "vectors": list(vectors)}, "cells")
         final = encode_value(parts, "the results") | {
             name: [{key: part for key, part in row.items() if part not in (None, "")} for row in rows]
-            for name, rows in tables.items()
+            for name, rows in encode_value({"cells": list(cells), "vectors": list(vectors)}, "cells").items()
         }
         with self._lock:
             if status == "completed":
@@ -162,7 +159,15 @@ class ResultsStore:
             if self._head["finished"] is None:
                 self._head |= final
             self._head |= {"status": status, "reason": reason, "finished": _now()}
-            if self._write_end():
+            try:  # a run without a log had completed
+                self._write(
+                    self.log.read() if self.log.path.exists() else map(encode, read_document(self.folder)["rounds"])
+                )
+            except (OSError, DamagedLog):
+                if status != "failed":
+                    raise
+                self._write()  # the rounds stay in the log, where read_results finds them
+            else:
                 self.log.path.unlink(missing_ok=True)
 
     def event(self, kind: str, **details: Any) -> None:
@@ -205,8 +210,10 @@ class ResultsStore:
         with self._lock:
             before = self._last_round
             self._take(state, rounds)
-            entry = {"time": _now(), "from_round": before + 1, "to_round": self._last_round + 1, "reason": reason}
-            self._head["went_back"] = [*self._head["went_back"], entry]
+            self._head["went_back"] = [
+                *self._head["went_back"],
+                {"time": _now(), "from_round": before + 1, "to_round": self._last_round + 1, "reason": reason},
+            ]
             self._write()
 
     def _take(self, state: Mapping[str, Any], rounds: RecordLog) -> None:
@@ -217,10 +224,10 @@ class ResultsStore:
         self._last_round = int(state["last_round"])
 
     def _check_running(self) -> None:
-        if not self._head["started"]:
-            raise ValueError("the results store was not started; call start() first")
-        if self._head["status"] != "running":
-            raise ValueError(f"the run is already {self._head['status']}")
+        checks.refuse({
+            "the results store was not started; call start() first": not self._head["started"],
+            f"the run is already {self._head['status']}": self._head["status"] != "running",
+        })  # fmt: skip
 
     def _begin_failed(self) -> None:
         """Begin the record of a run that failed before :meth:`start`, with few writes, as the disk may be full."""
@@ -230,18 +237,6 @@ class ResultsStore:
         for name in (PROGRESS_FILE, PAGE_FILE):
             (self.folder / name).unlink(missing_ok=True)
         self.log.clear()
-
-    def _write_end(self) -> bool:
-        """Write the final ``results.json``, and return whether the rounds are in it."""
-        try:
-            had_completed = not self.log.path.exists()
-            self._write(map(encode, read_document(self.folder)["rounds"]) if had_completed else self.log.read())
-            return True
-        except (OSError, DamagedLog):
-            if self._head["status"] != "failed":
-                raise
-            self._write()  # the rounds stay in the log, where read_results finds them
-            return False
 
     def _write(self, rounds: Iterable[str] = ()) -> None:
         self._head["updated"] = _now()
@@ -260,7 +255,7 @@ def mark_ended(folder: Path, reason: str) -> bool:
     if document["status"] != "running":
         return False
     rounds = map(encode, document.pop("rounds"))
-    head = {**document, "status": "failed", "reason": reason, "updated": _now(), "finished": _now()}
+    head = document | {"status": "failed", "reason": reason, "updated": _now(), "finished": _now()}
     write_whole(folder / RESULTS_FILE, lambda path: _write_document(path, head, rounds))
     (folder / RESERVE_FILE).unlink(missing_ok=True)
     return True
@@ -273,8 +268,8 @@ def results_in(path: Path) -> Path | None:
     """
     if path.is_file():
         return path
-    in_workspace = Path("server") / "simulate_job" / "fairflare"
-    places = (".", "fairflare", in_workspace, Path("simulator") / in_workspace, "workspace/fairflare")
+    workspace = "server/simulate_job/fairflare"
+    places = (".", "fairflare", workspace, f"simulator/{workspace}", "workspace/fairflare")
     return next((file for place in places if (file := path / place / RESULTS_FILE).is_file()), None)
 
 
@@ -285,8 +280,11 @@ def find_results(path: Path) -> Path:
         ValueError: the path has no results; the message lists runs below the path.
     """
     if (file := results_in(path)) is None:
-        places = (place for parent in (path / "runs", path) if parent.is_dir() for place in sorted(parent.iterdir()))
-        runs = [str(place) for place in places if place.is_dir() and results_in(place)]
+        runs = [
+            str(place)
+            for parent in (path / "runs", path) if parent.is_dir()
+            for place in sorted(parent.iterdir()) if place.is_dir() and results_in(place)
+        ]  # fmt: skip
         held = (
             f"it holds {format_count(len(runs), 'run')}: {join_parts(runs)}"
             if runs
@@ -319,9 +317,7 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         ValueError: the file is missing, no JSON, or of another schema version; the message names the file.
     """
-    file = Path(path)
-    if file.is_dir():
-        file = file / RESULTS_FILE
+    file = Path(path) / RESULTS_FILE if Path(path).is_dir() else Path(path)
     if not file.is_file():
         raise ValueError(f"{file}: no results there; give the folder of a run")
     try:
@@ -368,8 +364,7 @@ def _write_document(path: Path, head: Mapping[str, Any], rounds: Iterable[str]) 
         file.write("{\n")
         file.writelines(f"{json.dumps(key)}:{encode(value)},\n" for key, value in head.items())
         file.write('"rounds":[')
-        for number, line in enumerate(rounds):
-            file.write((",\n" if number else "\n") + line.rstrip("\n"))
+        file.writelines((",\n" if number else "\n") + line.rstrip("\n") for number, line in enumerate(rounds))
         file.write("]\n}\n")
 
 

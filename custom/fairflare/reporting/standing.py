@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -65,8 +65,11 @@ def standing(
     values = {s: value for s, of in sorted(test.items()) if math.isfinite(value := _or(of.get(metric), math.nan))}
     sites = [ComparedSite(name, values[name], sampling.get(name) or {}, test[name], metric) for name in values]
     moved = [site for site in sites if OWN + metric in site.metrics]
-    for site in moved:
-        site.only(footing.list_compared(site.name))
+    for site in moved:  # only classes by which the sites are compared count
+        compared = footing.list_compared(site.name)
+        site.support, site.right = (
+            {name: count for name, count in counts.items() if name in compared} for counts in (site.support, site.right)
+        )
     known = not moved or footing.how != ADJUSTED  # the error of an adjustment is not known
     found = _test_sites(sites, low, high, higher) if known else None
     common = _common(sites)
@@ -85,12 +88,10 @@ def standing(
     if found is None:
         return result, ends
     name, tested, outcome = found
-    gaps = {}
     for site, expected, p in zip(tested, outcome.expected.tolist(), outcome.p_sites.tolist(), strict=True):
         by_site[site.name] |= {"expected": expected, "p_value": p}
-        gaps[site.name] = (expected - site.value) * (1 if higher else -1)
-        if p <= 1 - LEVEL:
-            result["behind" if gaps[site.name] > 0 else "ahead"].append(site.name)
+    gaps = {s.name: (by_site[s.name]["expected"] - s.value) * (1 if higher else -1) for s in tested}
+    clear = [site for site in gaps if by_site[site]["p_value"] <= 1 - LEVEL]
     last = max(gaps, key=gaps.__getitem__)
     return result | {
         "test": name,
@@ -100,6 +101,8 @@ def standing(
         "gap": gaps[last],
         "gap_site": last,
         "chance_gap": outcome.chance_gap,
+        "behind": [site for site in clear if gaps[site] > 0],
+        "ahead": [site for site in clear if not gaps[site] > 0],
     }, ends
 
 
@@ -111,16 +114,14 @@ class ComparedSite:
         #: Whether each image is a case of its own, so that counts of images are counts of independent observations.
         self.single = said.get("test_cases") is not None and said["test_cases"] == said.get("images")
         self.support: dict[str, int] = {c: n for c, n in (said.get("class_support") or {}).items() if n}
-        recalls = {name: _or(metrics.get(metric_name(f"recall_{name}")), math.nan) for name in self.support}
-        right = {name: recall * self.support[name] for name, recall in recalls.items()}
+        right = {
+            name: _or(metrics.get(metric_name(f"recall_{name}")), math.nan) * images
+            for name, images in self.support.items()
+        }
         #: Number of correctly classified images of each class; empty if not known.
         self.right = {name: round(count) for name, count in right.items() if math.isfinite(count)}
         if len(self.right) < len(self.support) or any(abs(right[n] - k) > 1e-3 for n, k in self.right.items()):
             self.right = {}
-
-    def only(self, names: Collection[str]) -> None:
-        """Remove from the site's figures those classes that are not used to compare the sites."""
-        self.support, self.right = ({n: k for n, k in of.items() if n in names} for of in (self.support, self.right))
 
     def interval(self, low: float, high: float) -> tuple[float, float]:
         """Return the confidence interval (lower, upper end) of the site's value at the level :data:`LEVEL`.
@@ -156,13 +157,16 @@ def _test_sites(
 ) -> tuple[str, list[ComparedSite], SitesCompared] | None:
     """Return the test that most sites can take part in, these sites and its result; ``None`` if fewer than two can."""
     enough = [s for s in sites if (s.said.get("test_cases") or 0) >= FEW]
-    within = [s for s in enough if s.single and s.right and s.metric in (*SHARES, MEAN_RECALL)]
-    dealt = [s for s in enough if s.said.get("case_scores") is not None]
-    errors = [s for s in enough if (s.said.get("standard_error") or 0) > 0]
     ways: list[tuple[str, list[ComparedSite], Callable[[list[ComparedSite]], SitesCompared]]] = [
-        (WITHIN, within, lambda of: _test_within_classes(of, higher)),
-        (CASES, dealt, lambda of: _test_cases(of, low, high, higher)),
-        (ERRORS, errors, lambda of: errors_test(
+        (
+            WITHIN, [s for s in enough if s.single and s.right and s.metric in (*SHARES, MEAN_RECALL)],
+            lambda tested: _test_within_classes(tested, higher),
+        ),
+        (
+            CASES, [s for s in enough if s.said.get("case_scores") is not None],
+            lambda tested: _test_cases(tested, low, high, higher),
+        ),
+        (ERRORS, [s for s in enough if (s.said.get("standard_error") or 0) > 0], lambda of: errors_test(
             [s.value for s in of], [s.said["standard_error"] for s in of], [s.said["test_cases"] for s in of],
             low=low, high=high, higher_is_better=higher,
         )),
@@ -218,10 +222,12 @@ def standing_notes(results: RunResults) -> list[str]:
     """
     found = results.inequality
     adjusted = results.footing.how == ADJUSTED and are_compared(results, found.metric)
-    spread = [_note_spread(found)] if found.test else []
-    lacking = [name for name, site in found.sites.items() if None in (site.low, site.p_value)]
-    without = [f"Without an interval, or not in the test of who is behind: {', '.join(lacking)}. {NEEDED}"]
-    return spread + without * bool(lacking and not adjusted) + _note_classes(found) + note_footing(results)[1:]
+    lacking = [name for name, site in found.sites.items() if None in (site.low, site.p_value) and not adjusted]
+    without = f"Without an interval, or not in the test of who is behind: {', '.join(lacking)}. {NEEDED}"
+    return [
+        *([_note_spread(found)] if found.test else []), *[without] * bool(lacking), *_note_classes(found),
+        *note_footing(results)[1:],
+    ]  # fmt: skip
 
 
 def note_footing(results: RunResults) -> list[str]:
@@ -286,10 +292,9 @@ def sources(found: Inequality) -> str:
 
 def _note_classes(found: Inequality) -> list[str]:
     common = found.common_classes
-    if common is None:
-        return []
     if not common:
-        return ["The sites' test images have no class in common: their averages over classes are of different things."]
+        apart = "The sites' test images have no class in common: their averages over classes are of different things."
+        return [] if common is None else [apart]
     recalls = {name: site.common for name, site in found.sites.items() if site.common is not None}
     shown = {name: number(value) for name, value in recalls.items()}  # compared as the sentence shows them
     worst = f"; lowest at {min(recalls, key=recalls.__getitem__)}" if len({*shown.values()}) > 1 else ""

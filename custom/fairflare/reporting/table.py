@@ -13,7 +13,7 @@ from fairflare.base.metric import metric_name
 from fairflare.core.cells import BEST, LAST, OF_ALL, SUPPRESSED
 from fairflare.core.cells import Cell as Figure
 from fairflare.core.fairness import declared_as
-from fairflare.reporting.documents import RunResults
+from fairflare.reporting.documents import Inequality, RunResults
 from fairflare.reporting.findings import run_findings
 from fairflare.reporting.groups import group_notes, group_tables
 from fairflare.reporting.layout import (
@@ -103,19 +103,20 @@ def fairness_table(
             f"Not shown: {join_parts(hidden)} (the page has them, and fairflare show --markdown).": hidden, HOW: few,
         })  # fmt: skip
         notes += group_notes(results)
-    first = [finding.text for finding in run_findings(results, metric)]
-    return format_tables(tables, notes + run_notes(results, metric), style, width, _title(results), first)
+    return format_tables(
+        tables, notes + run_notes(results, metric), style, width, _title(results),
+        [finding.text for finding in run_findings(results, metric)],
+    )  # fmt: skip
 
 
 def _title(results: RunResults) -> str:
     info = results.info
-    parts = checks.true_texts({
+    return ", ".join(checks.true_texts({
         title_of(results): True,
         f"experiment {info.experiment}": info.experiment,
         f"seed {info.seed}": info.seed is not None and info.num_rounds != 0,
         format_count(len(results.rounds), "round"): info.num_rounds != 0,
-    })  # fmt: skip
-    return ", ".join(parts)
+    }))  # fmt: skip
 
 
 def table_of(results: RunResults, metric: str | None = None, *, short: bool = False, tests: bool = False) -> Table:
@@ -134,13 +135,15 @@ def table_of(results: RunResults, metric: str | None = None, *, short: bool = Fa
         return Table("run", "", ["site"], [])
     metrics = metrics_of(results) if metric is None else [check_metric(results, metric)]
     metrics = [name for name in metrics if not (short and name in extra_list_metrics(results))]
-    columns = [_metric(results, name) for name in metrics]
-    columns += [_metric(results, metrics[0], model) for model in other_models(results)]
+    columns = [
+        *(_metric(results, name) for name in metrics),
+        *(_metric(results, metrics[0], model) for model in other_models(results)),
+    ]
     sites = sorted({site for column in columns for site in column.sites})
     if results.inequality.metric in metrics:
         behind = 1 + metrics.index(results.inequality.metric)
         columns[behind:behind] = _certainty(results, tests)
-    has = {title for column in columns for title in column.totals}
+    has = {title for column in columns for title, cell in column.totals.items() if cell is not None}
     return Table(
         "run", "", ["site", *(column.head for column in columns)],
         [[site, *(column.sites.get(site) for column in columns)] for site in sites],
@@ -173,30 +176,26 @@ class _Column:
 
 def _metric(results: RunResults, metric: str, model: str = LAST) -> _Column:
     """Return the column of a metric for one of the models in the cells."""
-    values, home, of = (
-        collect_by_site(results, metric, model),
-        find_suppressed(results, metric),
-        summary_of(results, metric, model),
-    )
+    home, of = find_suppressed(results, metric), summary_of(results, metric, model)
     which = "" if model == LAST else f", {model}"
     # If all sites have the same value, none is the worst.
     worst = MISSING if not of.worst_site or (of.num_sites > 1 and of.range == 0) else of.worst_site
-    behind = [] if which else find_test(results, metric).behind  # only the last model is tested for chance
-    unsure = UNSURE if worst != MISSING and of.num_sites > 1 and worst not in behind else ""
+    test = Inequality() if which else find_test(results, metric)  # only the last model is tested for chance
+    unsure = UNSURE if worst != MISSING and of.num_sites > 1 and worst not in test.behind else ""
+    guess = guess_of(results, metric)
+    has_global = any(name.startswith(OF_ALL) for name in results.columns.get(LAST, {}))
+    of_all = [math.nan] if model == BEST or not has_global else global_values(results, metric, last=bool(which))
     totals: dict[str, Cell] = {
         "average": of.mean, "std": of.std, "worst": of.worst, "range": of.range,
-        "worst site": Shown(worst + unsure, [worst]),
+        "worst site": Shown(worst + unsure, [worst]), "guessing": guess if math.isfinite(guess) else None,
+        "global test": statistics.fmean(of_all) if has_global else None, "std if equal": test.chance_std,
     }  # fmt: skip
-    if math.isfinite(guess := guess_of(results, metric)):
-        totals["guessing"] = guess
-    if any(name.startswith(OF_ALL) for name in results.columns.get(LAST, {})):
-        of_all = [math.nan] if model == BEST else global_values(results, metric, last=bool(which))
-        totals["global test"] = statistics.fmean(of_all)
-    if not which and results.inequality.metric == metric and results.inequality.test:
-        totals["std if equal"] = results.inequality.chance_std
     unit = declared_as(metric, results.info.units)
     head = (metric + which)[:MAX_HEADING] + (f" ({unit})" if unit else "") + rests_on(results, metric)
-    cells = {site: SUPPRESSED if math.isnan(value) and site in home else value for site, value in values.items()}
+    cells: dict[str, Cell] = {
+        site: SUPPRESSED if math.isnan(value) and site in home else value
+        for site, value in collect_by_site(results, metric, model).items()
+    }
     return _Column(head, [metric + which], cells, totals)
 
 
@@ -210,8 +209,10 @@ def _certainty(results: RunResults, tests: bool) -> list[_Column]:
         site: (*_interval_cells(columns[found.metric][site]), of.expected, of.p_value)
         for site, of in found.sites.items()
     }
-    hidden = (Shown(SUPPRESSED, [SUPPRESSED] * 2), SUPPRESSED, SUPPRESSED, SUPPRESSED)
-    sites |= dict.fromkeys(find_suppressed(results, found.metric), hidden)
+    sites |= dict.fromkeys(
+        find_suppressed(results, found.metric),
+        (Shown(SUPPRESSED, [SUPPRESSED] * 2), SUPPRESSED, SUPPRESSED, SUPPRESSED),
+    )
     of_all = columns.get(OF_ALL + found.metric)
     totals = {"global test": (*_interval_cells(of_all[""]), None, None)} if of_all else {}
     heads = {f"{found.level:.0%} interval": ["low", "high"], "cases": ["cases"], "expected": ["expected"], "p": ["p"]}
@@ -223,8 +224,7 @@ def _certainty(results: RunResults, tests: bool) -> list[_Column]:
 
 def _interval_cells(of: Figure) -> tuple[Cell, Cell]:
     """Return an interval and the number of test cases."""
-    cases = None if of.cases is None else f"{of.cases:.0f}"
-    return Shown(interval(of.low, of.high), [of.low, of.high]), cases
+    return Shown(interval(of.low, of.high), [of.low, of.high]), None if of.cases is None else f"{of.cases:.0f}"
 
 
 def class_table(results: RunResults) -> Table | None:
@@ -256,13 +256,13 @@ def class_table(results: RunResults) -> Table | None:
     ]  # fmt: skip
     columns = [_metric(results, of) for of in metrics.values()]
     totals = [[title, *(column.totals[title] for column in columns)] for title in TOTALS_OF_STRUCTURES]
-    caption = (
+    return Table(
+        name,
         f"{sentence(spell_metric(first))} of each {what}, and number of test images that have it"
-        f"{f'; {MISSING}: ' if absent else ''}{' or '.join(absent)}."
-    )
-    heads = [["site"], *([part, f"{part} test images"] for part in parts)]
-    shown = [spell_metric(first), *(part[:MAX_HEADING] for part in parts)]
-    return Table(name, caption, shown, rows, totals=totals, csv_columns=heads) if parts else None
+        f"{f'; {MISSING}: ' if absent else ''}{' or '.join(absent)}.",
+        [spell_metric(first), *(part[:MAX_HEADING] for part in parts)], rows, totals=totals,
+        csv_columns=[["site"], *([part, f"{part} test images"] for part in parts)],
+    ) if parts else None  # fmt: skip
 
 
 def _mark_cell(cell: Figure, images: float | str | None) -> Cell:

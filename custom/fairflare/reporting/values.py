@@ -54,7 +54,7 @@ def cells_of(
     structures: Mapping[str, Collection[str]],
     empty: Mapping[str, Collection[str]],
     parts: Collection[str] = (),
-    about: Mapping[str, Mapping[str, Mapping[str, float | None]]] = MappingProxyType({}),
+    about: Mapping[str, Mapping[str, Mapping[str, Any]]] = MappingProxyType({}),
 ) -> list[Cell]:
     """Return a model's test metrics as cells: of each site that answered, each metric that any of them has.
 
@@ -68,9 +68,7 @@ def cells_of(
         parts: further names of classes and structures.
         about: interval and number of cases, by metric and site.
     """
-    annotated = {
-        name for by_site in (structures, empty) for names_of_site in by_site.values() for name in names_of_site
-    }
+    annotated = {name for names_of_site in (*structures.values(), *empty.values()) for name in names_of_site}
     names = dict.fromkeys(name for values in (*test.values(), *withheld.values()) for name in values)
     part_of = {name: structure_of(name, {*annotated, *parts}) for name in names}
     cells = []
@@ -87,8 +85,10 @@ def cells_of(
                 UNDEFINED: not known and name in site_values,
                 NO_VALUE: not known,
             })  # fmt: skip
-            more: Any = about.get(name, {}).get(site, {})
-            cells.append(Cell(name, site, model, part=part, value=value if known else None, reason=reason, **more))
+            cells.append(Cell(
+                name, site, model, part=part, value=value if known else None, reason=reason,
+                **about.get(name, {}).get(site, {}),
+            ))  # fmt: skip
     return cells
 
 
@@ -165,8 +165,10 @@ def direction_of(results: RunResults, metric: str) -> bool:
 
 def declared_direction(results: RunResults, metric: str) -> bool | None:
     """Return whether more of a metric is better, see :func:`direction_of`, or ``None`` if the results do not say."""
-    known = results.info.higher_is_better or BEFORE_RECORDED
-    declared = {part: higher_is_better(part, known) for part in parts_of(results, metric)}
+    declared = {
+        part: higher_is_better(part, results.info.higher_is_better or BEFORE_RECORDED)
+        for part in parts_of(results, metric)
+    }
     if {True, False} <= {*declared.values()}:
         higher = ", ".join(part for part in declared if declared[part])
         raise ValueError(f"{metric!r} cannot be a mean: of {higher} more is better, of the others less")
@@ -199,15 +201,12 @@ def models_of(results: RunResults, last: bool) -> list[str]:
     return [*(f"round {number}" for number in results.last_rounds[:-1] if last), LAST]
 
 
-def read_metric(results: RunResults, metric: str, *, last: bool = False) -> list[dict[str, float]]:
-    """Return a metric as ``{site: value}``, for each model of :func:`models_of`."""
-    return [collect_by_site(results, metric, model) for model in models_of(results, last)]
-
-
 def global_values(results: RunResults, metric: str, *, last: bool = False) -> list[float]:
     """Return a metric of the global test for each model of :func:`models_of`; NaN where missing."""
-    models = [results.columns.get(model, {}) for model in models_of(results, last)]
-    return [_mean([figures.get(OF_ALL + part, {}).get("") for part in parts_of(results, metric)]) for figures in models]
+    return [
+        _mean([results.columns.get(model, {}).get(OF_ALL + part, {}).get("") for part in parts_of(results, metric)])
+        for model in models_of(results, last)
+    ]
 
 
 def global_metrics(results: RunResults, metric: str) -> list[str]:
@@ -219,8 +218,12 @@ def global_metrics(results: RunResults, metric: str) -> list[str]:
 
 def find_suppressed(results: RunResults, metric: str) -> set[str]:
     """Return the sites that withhold their value of a test metric, because it rests on too few cases."""
-    columns = [site_columns(results).get(part, {}) for part in parts_of(results, metric)]
-    return {site for column in columns for site, cell in column.items() if cell.reason.startswith(SUPPRESSED)}
+    return {
+        site
+        for part in parts_of(results, metric)
+        for site, cell in site_columns(results).get(part, {}).items()
+        if cell.reason.startswith(SUPPRESSED)
+    }
 
 
 def withheld_reason(site: str, privacy: Collection[str], said: Mapping[str, Mapping[str, Any]]) -> str:
@@ -278,9 +281,8 @@ def are_linked(results: RunResults, metric: str) -> bool:
 
     A comparable figure may be ranked if structures link all sites; a metric that is no mean over structures always may.
     """
-    parts, known = parts_of(results, metric), site_columns(results)
-    apart = len(results.footing.parts) > 1
-    return not any(part.startswith(OWN) or (apart and OWN + part in known) for part in parts)
+    known = site_columns(results) if len(results.footing.parts) > 1 else ()
+    return not any(part.startswith(OWN) or OWN + part in known for part in parts_of(results, metric))
 
 
 def rests_on(results: RunResults, metric: str) -> str:

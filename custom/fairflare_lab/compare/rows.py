@@ -23,7 +23,7 @@ from fairflare.reporting.values import (
     global_values,
     label_of,
     missing_reason,
-    read_metric,
+    models_of,
     site_columns,
 )
 
@@ -112,7 +112,7 @@ def rows_of(runs: Sequence[RunResults], metric: str) -> list[Row]:
 
 def row_of(label: str, runs: Sequence[RunResults], metric: str, last: bool = False) -> Row:
     """Return a row of the given runs; ``last``: with values of each of their last models."""
-    tested = [(run, by_site) for run in runs for by_site in read_metric(run, metric, last=last)]
+    tested = [(run, collect_by_site(run, metric, model)) for run in runs for model in models_of(run, last)]
     higher = direction_of(runs[0], metric)
     summaries = [
         summarize(v, higher_is_better=higher, suppressed=find_suppressed(run, metric), linked=are_linked(run, metric))

@@ -31,16 +31,19 @@ MARKS = (
 
 def groups(material: Material) -> Section:
     """Return the section on groups of people by site, of the run or of the first run of a comparison's reference."""
-    several, run = bool(material.reference), material.first_run
+    several = bool(material.reference)
+    by_label = {row.label: row.runs for row in material.rows}
+    run = by_label.get(material.reference, material.runs)[0]
     if not any(cell.group for cell in run.cells):
         return NOTHING
     whose, notes, gaps = f"Of {name_of(run)}. " * several, group_notes(run), list[Table]()
     if several:
-        gaps = [gap_table(material.by_label, material.reference)]
-        notes += notes_of_gaps(material.by_label, material.reference)
-    pictures = [picture_of(run, attribute, material.synthetic, whose) for attribute in attributes_of(run)]
-    tables = [replace(table, caption=whose + table.caption) for table in group_tables(run)]
-    return Section("groups", "Groups of people", notes, [*pictures, *gaps, *tables])
+        gaps = [gap_table(by_label, material.reference)]
+        notes += notes_of_gaps(by_label, material.reference)
+    return Section("groups", "Groups of people", notes, [
+        *(picture_of(run, attribute, material.synthetic, whose) for attribute in attributes_of(run)), *gaps,
+        *(replace(table, caption=whose + table.caption) for table in group_tables(run)),
+    ])  # fmt: skip
 
 
 def picture_of(run: RunResults, attribute: str, synthetic: bool, whose: str) -> Picture:
@@ -59,18 +62,21 @@ def picture_of(run: RunResults, attribute: str, synthetic: bool, whose: str) -> 
         group: {place: of.get(group, {}).get(metric, Cell(metric)) for place, of in places.items()}
         for group in found[""] if group not in ("", UNKNOWN)
     }  # fmt: skip
-    draw = partial(
-        chart, partial(_dots, cells), 2.6, f"{sentence(spell_metric(metric))} of each group of {attribute}",
-        synthetic, count=len(cells), grid="y", ylabel=spell_metric(metric),
+    return Picture(
+        f"groups_of_{attribute}",
+        partial(
+            chart, partial(_dots, cells), 2.6, f"{sentence(spell_metric(metric))} of each group of {attribute}",
+            synthetic, count=len(cells), grid="y", ylabel=spell_metric(metric),
+        ),
+        whose + MARKS,
     )  # fmt: skip
-    return Picture(f"groups_of_{attribute}", draw, whose + MARKS)
 
 
 def _dots(cells: Mapping[str, Mapping[str, Cell]], axes: Axes) -> None:
     """Draw a row of dots for each group of people: the group's value at every site, and pooled."""
-    places: list[str] = []
+    places = list(next(iter(cells.values()), ()))
     for rank, (group, of) in enumerate(cells.items()):
-        style, places = look(rank), list(of)
+        style = look(rank)
         across = [place + 0.5 * ((rank + 0.5) / len(cells) - 0.5) for place in range(len(places))]
         heights = [math.nan if cell.value is None else cell.value for cell in of.values()]
         axes.plot(across, heights, color=style.colour, marker=style.marker, linestyle="none", label=label(group))

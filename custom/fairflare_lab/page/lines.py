@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from fairflare.base.checks import true_texts
 from fairflare.reporting.documents import RoundRecord
 from fairflare.reporting.layout import Cell, Spread, Table, spread
 from fairflare_lab.page.content import Picture
@@ -22,39 +22,16 @@ if TYPE_CHECKING:
 MAX_NAMED, NAMED_OF_MANY = 12, 4  # most lines that are all named; number of named lines if there are more
 MAX_BANDS = 3  # largest number of lines whose deviation over seeds is shown
 MAX_PANELS = 12
-COLUMNS = ["row", "name", "round", "value"]
-
-
-@dataclass(frozen=True)
-class LineOptions:
-    """Say how lines are drawn.
-
-    Attributes:
-        worst_first: whether, of many lines, the lowest at the end are named; False: the highest.
-        log: whether the vertical axis is logarithmic.
-        final: names of lines whose last point is the final model in place of a round; the point is marked.
-        ranks: labels of the methods, if lines are methods: a line's look follows its rank, and rounds may differ.
-        along: what the horizontal axis numbers.
-    """
-
-    worst_first: bool = True
-    log: bool = False
-    final: Collection[str] = ()
-    ranks: Sequence[str] = ()
-    along: str = "round"
-
-
-USUAL = LineOptions()
 
 
 def frame(values: Iterable[Sequence[Any]]) -> pd.DataFrame:
     """Return a long table of Python objects; pandas' own string type cannot hold every name that JSON can."""
-    return pd.DataFrame(list(values), columns=COLUMNS, dtype=object)
+    return pd.DataFrame(list(values), columns=["row", "name", "round", "value"], dtype=object)
 
 
 def collect_values(material: Material, of: Callable[[RoundRecord], Mapping[str, Any]]) -> pd.DataFrame:
     """Return a long table of the values by site that ``of`` returns for each round of each run, without ``None``."""
-    values = (
+    return frame(
         (row.label, site, record.current_round, value)
         for row in material.rows
         for run in row.runs
@@ -62,7 +39,6 @@ def collect_values(material: Material, of: Callable[[RoundRecord], Mapping[str, 
         for site, value in of(record).items()
         if value is not None
     )
-    return frame(values)
 
 
 def panels_of(found: pd.DataFrame, order: Sequence[str]) -> dict[str, pd.DataFrame]:
@@ -81,7 +57,8 @@ def figures(panel: pd.DataFrame, attribute: str = "mean") -> pd.DataFrame:
 
 def lines(
     material: Material, name: str, title: str, panels: Mapping[str, pd.DataFrame], caption: str, unit: str,
-    options: LineOptions = USUAL,
+    *, worst_first: bool = True, log: bool = False, final: Collection[str] = (), ranks: Sequence[str] = (),
+    along: str = "round",
 ) -> Picture:  # fmt: skip
     """Return a picture with panels of lines over the rounds, and one legend.
 
@@ -92,16 +69,23 @@ def lines(
         panels: tables from :func:`panels_of`, by the panel's title.
         caption: see :class:`Picture`.
         unit: label of the vertical axis.
-        options: how the lines are drawn.
+        worst_first: whether, of many lines, the lowest at the end are named; False: the highest.
+        log: whether the vertical axis is logarithmic.
+        final: names of lines whose last point is the final model in place of a round; the point is marked.
+        ranks: labels of the methods, if lines are methods: a line's look follows its rank, and rounds may differ.
+        along: what the horizontal axis numbers.
     """
     most = max(len(of.columns) for of in panels.values())
-    if most > MAX_NAMED:
-        which = "lowest" if options.worst_first else "highest"
-        caption += f" Of more than {MAX_NAMED} lines the {NAMED_OF_MANY} {which} in the end are named, the others grey."
-    if material.over_seeds and any(0 < len(of.columns) <= MAX_BANDS for of in panels.values()):
-        caption += " Shaded: one standard deviation over seeds to either side."
-    if len(panels) > MAX_PANELS:
-        caption += f" Drawn: the first {MAX_PANELS} of {len(panels)} methods; the table has all."
+    which = "lowest" if worst_first else "highest"
+    caption += "".join(true_texts({
+        f" Of more than {MAX_NAMED} lines the {NAMED_OF_MANY} {which} in the end are named, the others grey.": (
+            most > MAX_NAMED
+        ),
+        " Shaded: one standard deviation over seeds to either side.": (
+            material.over_seeds and any(0 < len(of.columns) <= MAX_BANDS for of in panels.values())
+        ),
+        f" Drawn: the first {MAX_PANELS} of {len(panels)} methods; the table has all.": len(panels) > MAX_PANELS,
+    }))  # fmt: skip
     drawn, shown = dict(list(panels.items())[:MAX_PANELS]), most if most <= MAX_NAMED else NAMED_OF_MANY
 
     def draw() -> Figure:
@@ -110,10 +94,10 @@ def lines(
         made = figure(0.75 + 1.9 * high + rows_of_legend(shown), title, material.synthetic)
         flat = list(made.subplots(high, columns, squeeze=False).flat)
         for axes, (heading, panel) in zip(flat, drawn.items(), strict=False):
-            _draw_lines(axes, panel, options)
-            _scale(axes, figures(panel), options.log)
+            _draw_lines(axes, panel, worst_first, final, ranks)
+            _scale(axes, figures(panel), log)
             axes.set(title=label(heading, 40), ylabel=label(unit))
-            axes.set_xlabel(options.along + "; in the ring the final model" * bool(options.final))
+            axes.set_xlabel(along + "; in the ring the final model" * bool(final))
         for axes in flat[len(drawn) :]:
             axes.set_axis_off()
         legend(made, flat[0], shown)
@@ -122,26 +106,25 @@ def lines(
     return Picture(name, draw, caption)
 
 
-def _draw_lines(axes: Axes, panel: pd.DataFrame, options: LineOptions) -> None:
+def _draw_lines(
+    axes: Axes, panel: pd.DataFrame, worst_first: bool, final: Collection[str], ranks: Sequence[str]
+) -> None:
     means, deviations = figures(panel), figures(panel, "sd").fillna(0)
     named = list(panel.columns)
     if len(named) > MAX_NAMED:
-        ends = means.ffill().iloc[-1].dropna().sort_values(ascending=options.worst_first, kind="stable")
+        ends = means.ffill().iloc[-1].dropna().sort_values(ascending=worst_first, kind="stable")
         named = [name for name in panel if name in ends.index[:NAMED_OF_MANY]]
         axes.plot(means.drop(columns=named), color=MUTED, linewidth=0.6, alpha=0.6)
     for name in named:
-        ranked = options.ranks and len(panel.columns) <= MAX_NAMED
-        style = look(options.ranks.index(name) if ranked else named.index(name))
-        line = means[name].dropna() if options.ranks else means[name]
+        style = look((ranks if ranks and len(panel.columns) <= MAX_NAMED else named).index(name))
+        line = means[name].dropna() if ranks else means[name]
         axes.plot(line, color=style.colour, linestyle=style.dashes, marker=style.marker, label=label(name),
                   markevery=max(1, len(line) // 8))  # fmt: skip
-        if name in options.final:
+        if name in final:
             axes.plot(line[-1:], color=style.colour, marker="o", markersize=9, markerfacecolor="none")
         if len(panel.columns) <= MAX_BANDS and figures(panel, "sd")[name].notna().any():
-            low, high = line - deviations[name], line + deviations[name]
-            axes.fill_between(
-                line.index, low[line.index], high[line.index], color=style.colour, alpha=0.15, linewidth=0
-            )
+            reach = deviations[name][line.index]
+            axes.fill_between(line.index, line - reach, line + reach, color=style.colour, alpha=0.15, linewidth=0)
 
 
 def _scale(axes: Axes, means: pd.DataFrame, log: bool) -> None:
@@ -160,7 +143,7 @@ def _scale(axes: Axes, means: pd.DataFrame, log: bool) -> None:
 
 def site_parts(
     material: Material, found: pd.DataFrame, name: str, title: str, caption: str, unit: str,
-    names: Sequence[str] = (), options: LineOptions = USUAL,
+    names: Sequence[str] = (), *, along: str = "round", **options: Any,
 ) -> list[Picture | Table]:  # fmt: skip
     """Return a picture and a table of a value that every site has in every round; empty for no values.
 
@@ -175,5 +158,7 @@ def site_parts(
         for site, cell in line.items()
         if isinstance(cell, Spread)
     ]
-    table = Table(name, f"{title}, by {options.along}.", ["method", options.along, "site", unit], rows, folded=True)
-    return [lines(material, name, title, panels, caption, unit, options), table] if panels else []
+    return [
+        lines(material, name, title, panels, caption, unit, along=along, **options),
+        Table(name, f"{title}, by {along}.", ["method", along, "site", unit], rows, folded=True),
+    ] if panels else []  # fmt: skip

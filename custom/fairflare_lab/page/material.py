@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from fairflare.base.checks import refuse
 from fairflare.reporting.documents import RunResults
 from fairflare.reporting.findings import run_findings
 from fairflare.reporting.layout import sort_sites
@@ -51,16 +51,6 @@ class Material(Comparison):
         return [run for row in self.rows for run in row.runs]
 
     @property
-    def first_run(self) -> RunResults:
-        """Return the run of the page, or the first run of a comparison's reference."""
-        return next((row for row in self.rows if row.label == self.reference), self.rows[0]).runs[0]
-
-    @property
-    def by_label(self) -> dict[str, list[RunResults]]:
-        """Return the runs of each row, by the row's label."""
-        return {row.label: row.runs for row in self.rows}
-
-    @property
     def sites(self) -> list[str]:
         """Return the sites of all runs, in the order of :func:`sort_sites`."""
         found = {site for run in self.runs for site in collect_by_site(run, self.metric)}
@@ -77,10 +67,6 @@ class Material(Comparison):
     def over_seeds(self) -> str:
         """Return text to append to captions if figures are means over several runs; else an empty text."""
         return ", means over seeds" if any(len(row.runs) > 1 for row in self.rows) else ""
-
-    @property
-    def tested(self) -> bool:
-        return any(math.isfinite(s.mean) for row in self.rows for s in row.summaries)
 
 
 def name_of(run: RunResults) -> str:
@@ -144,10 +130,10 @@ def read_material(folder: Path, *, metric: str | None = None, reference: str | N
     if runs:
         found = describe_comparison(runs, metric or next(iter(told.get("metric", ())), None), reference, told, problems)
         return replace(found, unseen=unseen_of(left_out, found.metric) if left_out else None)
-    if not left_out:
-        raise ValueError("; ".join(problems))
-    if reference is not None:
-        raise ValueError(f"--reference is for differences, and {folder} holds runs that each leave a site out")
+    refuse({
+        "; ".join(problems): not left_out,
+        f"--reference is for differences, and {folder} holds runs that each leave a site out": reference is not None,
+    })  # fmt: skip
     unseen = unseen_of(left_out, metric)
     return Material([], unseen.metric, unseen.higher, "", [], "", [], [], problems=problems, unseen=unseen)
 
@@ -166,14 +152,14 @@ def describe_run(run: RunResults, metric: str | None = None) -> Material:
     Raises:
         ValueError: the run does not have the metric.
     """
-    row, tested = Row(label_of(run), [run]), bool(site_columns(run))
-    chosen = metric or run.info.primary_metric or "loss"
-    if tested:
-        chosen = check_metric(run, metric or metrics_of(run)[0])
-        row.values, row.summaries = [collect_by_site(run, chosen)], [summary_of(run, chosen)]
-    about = chosen if tested else None
-    findings, notes = run_findings(run, about), run_notes(run, about)
-    return Material([row], chosen, direction_of(run, chosen), "", [], "", findings, notes)
+    row, about = Row(label_of(run), [run]), None
+    if site_columns(run):
+        about = check_metric(run, metric or metrics_of(run)[0])
+        row.values, row.summaries = [collect_by_site(run, about)], [summary_of(run, about)]
+    chosen = about or metric or run.info.primary_metric or "loss"
+    return Material(
+        [row], chosen, direction_of(run, chosen), "", [], "", run_findings(run, about), run_notes(run, about)
+    )
 
 
 def _read_columns(folder: Path, problems: list[str]) -> dict[str, list[str]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fairflare.base.checks import true_texts
 from fairflare.core.cells import LAST
 from fairflare.core.cells import Cell as Measured
 from fairflare.reporting.layout import Cell, Table, number, spread
@@ -31,44 +33,44 @@ MAX_BARS = 60
 def results(material: Material) -> Section:
     """Return the section with tables and bars of the final test; without a test it has notes only."""
     title, name = "What every site gets", name_metric(material)
-    if not material.tested:
+    if not any(math.isfinite(summary.mean) for row in material.rows for summary in row.summaries):
         return Section("results", title, material.notes)
     rows, run, notes = material.rows, material.runs[0], list(material.notes)
     sites = [site for site in material.sites if any(site in values for row in rows for values in row.values)]
-    picture = _sites_picture(material, sites)
     if len(material.runs) == 1:
-        whole = table_of(run, None if material.metric in metrics_of(run) else material.metric, tests=True)
-        caption = f"The test splits of every site, in {name} and what else the task measures."
+        whole = replace(
+            table_of(run, None if material.metric in metrics_of(run) else material.metric, tests=True), name="sites",
+            caption=f"The test splits of every site, in {name} and what else the task measures.",
+        )  # fmt: skip
         clinical = clinical_table(run)
         classes = class_table(run) if material.metric == run.inequality.metric else None
-        tables = [replace(whole, name="sites", caption=caption), clinical, *filter(None, [classes])]
+        tables = [whole, clinical, *filter(None, [classes])]
         notes += [HOW] * bool(clinical.rows)
     else:
         over = "; ± is the population standard deviation over seeds" if material.over_seeds else ""
         caption = f"{sentence(name)} on the test splits over the sites, each counting once{over}."
-        of_sites = [[site, *(row.cell(site) for row in rows)] for site in sites]
         tables = [
             replace(rows_table(rows, material.metric, []), name="results", caption=caption),
             Table("sites", f"{sentence(name)} on the test split of every site{over}.",
-                  ["site", *(row.label for row in rows)], of_sites),
+                  ["site", *(row.label for row in rows)],
+                  [[site, *(row.cell(site) for row in rows)] for site in sites]),
             _further(material),
         ]  # fmt: skip
-    return Section("results", title, notes, [picture, *tables])
+    return Section("results", title, notes, [_sites_picture(material, sites), *tables])
 
 
 def _further(material: Material) -> Table:
     """Return a table of the task's other metrics on average over sites, for several runs."""
-    every = dict.fromkeys(name for run in material.runs if site_columns(run) for name in metrics_of(run))
-    names = [name for name in every if name != material.metric]
+    every = (name for run in material.runs if site_columns(run) for name in metrics_of(run))
+    names = [name for name in dict.fromkeys(every) if name != material.metric]
     cells: list[list[Cell]] = [
         [row.label, *(spread([summary_of(run, name).mean for run in row.runs]) for name in names)]
         for row in material.rows
     ]
-    heads = [spell_metric(name) + rests_on(material.runs[0], name) for name in names]
-    raw = [["method"], *([f"{name} mean", f"{name} sd"] for name in names)]
     return Table(
-        "metrics", "The other metrics, on average over the sites.", ["method", *heads], cells if names else [],
-        folded=True, csv_columns=raw,
+        "metrics", "The other metrics, on average over the sites.",
+        ["method", *(spell_metric(name) + rests_on(material.runs[0], name) for name in names)], cells if names else [],
+        folded=True, csv_columns=[["method"], *([f"{name} mean", f"{name} sd"] for name in names)],
     )  # fmt: skip
 
 
@@ -80,33 +82,37 @@ def plot(folder: Path) -> Figure:
     """
     from fairflare_lab.page.material import read_material
 
-    material = read_material(folder)
-    pictures = [part for part in results(material).parts if isinstance(part, Picture)]
-    if not pictures:
-        raise ValueError(f"{folder} holds no run with test results of sites")
-    return pictures[0].draw()
+    for part in results(read_material(folder)).parts:
+        if isinstance(part, Picture):
+            return part.draw()
+    raise ValueError(f"{folder} holds no run with test results of sites")
 
 
 def _sites_picture(material: Material, sites: Sequence[str]) -> Picture:
     """Return a picture with a bar for each site and method; of many sites, those furthest behind in the first row."""
     rows, metric, most = material.rows, name_metric(material), max(3, MAX_BARS // len(material.rows))
     column = material.runs[0].columns.get(LAST, {}).get(material.metric, {}) if len(material.runs) == 1 else {}
-    sure = any(cell.low is not None for cell in column.values())
-    how = "A bar for each site" + (" and method." if len(rows) > 1 else "; the dashed line is the average.")
-    how += " A thin line is the standard deviation over seeds." if material.over_seeds else ""
-    how += " A thin line is the site's 95 % interval, from its own test cases." if sure else ""
+    how = " ".join(true_texts({
+        f"A bar for each site{' and method.' if len(rows) > 1 else '; the dashed line is the average.'}": True,
+        "A thin line is the standard deviation over seeds.": material.over_seeds,
+        "A thin line is the site's 95 % interval, from its own test cases.": any(
+            cell.low is not None for cell in column.values()
+        ),
+        f"Drawn: the {most} of {len(sites)} sites with the worst values in the first run; the table has all.": (
+            len(sites) > most
+        ),
+        f"{'Longer' if material.higher else 'Shorter'} is better: a fair method has no site far behind.": True,
+    }))  # fmt: skip
     if len(sites) > most:
         known = rows[0].values[0]
         ranked = sorted(known, key=lambda site: known[site] if material.higher else -known[site])[:most]
-        how += f" Drawn: the {most} of {len(sites)} sites with the worst values in the first run; the table has all."
         sites = [site for site in sites if site in ranked]
-    count = len(rows) * len(sites)
+    height = 1.2 + max(0.5, len(rows) * len(sites) * 0.13 + len(sites) * 0.12)
     draw = partial(
-        chart, partial(_fill, material, sites, column), 1.2 + max(0.5, count * 0.13 + len(sites) * 0.12),
-        f"{sentence(metric)} on the test splits", material.synthetic, count=len(rows), xlabel=metric,
+        chart, partial(_fill, material, sites, column), height, f"{sentence(metric)} on the test splits",
+        material.synthetic, count=len(rows), xlabel=metric,
     )  # fmt: skip
-    better = "Longer" if material.higher else "Shorter"
-    return Picture("sites", draw, f"{how} {better} is better: a fair method has no site far behind.")
+    return Picture("sites", draw, how)
 
 
 def _fill(material: Material, sites: Sequence[str], column: Mapping[str, Measured], axes: Axes) -> None:
@@ -115,10 +121,10 @@ def _fill(material: Material, sites: Sequence[str], column: Mapping[str, Measure
         style, of = look(index), [row.summarise_site(site) for site in sites]
         ends: list[Any] = [[one.sd if one.sd > 0 else 0 for one in of]] * 2
         if column:
-            pairs = [(column[site].low, column[site].high) if site in column else (None, None) for site in sites]
+            cells = [column.get(site, Measured()) for site in sites]
             ends = [
                 [0 if end is None else max(0.0, abs(end - one.mean)) for end, one in zip(side, of, strict=True)]
-                for side in zip(*pairs, strict=True)
+                for side in ([cell.low for cell in cells], [cell.high for cell in cells])
             ]
         axes.barh(
             [k - 0.42 + thick * (index + 0.5) for k in range(len(sites))],
@@ -157,11 +163,11 @@ def differences(material: Material) -> Section:
         f"even if its interval excludes 0. {'To the right' if material.higher else 'To the left'} is better for "
         "average and worst site, to the left for the spread."
     )
-    table = replace(table_of_differences(totals, reference), caption=how)
     of_sites = table_of_differences([d for d in found if d.measure not in MEASURES], reference)
-    by_site = replace(of_sites, name="differences_sites", caption="The same for every site.", folded=True)
-    return Section("differences", f"Differences to {reference}", notes,
-                   [Picture("differences", draw, caption), table, by_site])  # fmt: skip
+    return Section("differences", f"Differences to {reference}", notes, [
+        Picture("differences", draw, caption), replace(table_of_differences(totals, reference), caption=how),
+        replace(of_sites, name="differences_sites", caption="The same for every site.", folded=True),
+    ])  # fmt: skip
 
 
 def _forest(material: Material, found: Sequence[Difference], *panels: Axes) -> None:

@@ -12,7 +12,7 @@ from fairflare.reporting.layout import Cell, Table
 from fairflare.reporting.values import are_linked, sentence
 from fairflare_lab.compare.rows import Row
 from fairflare_lab.page.content import NOTHING, Picture, Section
-from fairflare_lab.page.lines import LineOptions, frame, lines, panels_of, site_parts
+from fairflare_lab.page.lines import frame, lines, panels_of, site_parts
 from fairflare_lab.page.material import Material, name_metric
 
 MEASURES = {"average": "mean", "std": "std", "worst site": "worst"}
@@ -44,8 +44,10 @@ def rounds(material: Material, split: str = "validation") -> Section:
         for heading, name in MEASURES.items()
     }
     counts = Counter((row, n) for row, n, _ in summaries)
-    order = sorted(counts, key=lambda place: (labels.index(place[0]), place[1]))
-    cells: list[list[Cell]] = [[row, n, *(of.at[n, row] for of in panels.values()), counts[row, n]] for row, n in order]
+    cells: list[list[Cell]] = [
+        [row, n, *(of.at[n, row] for of in panels.values()), runs]
+        for (row, n), runs in sorted(counts.items(), key=lambda item: (labels.index(item[0][0]), item[0][1]))
+    ]
     final = [row.label for row in material.rows if split == "validation" and any(_final(r, split) for r in row.runs)]
     ends = " In the ring at the end of a line is the final model, which is tested above, here on the validation splits."
     text = f"{sentence(metric)} on the {split} splits"
@@ -54,7 +56,7 @@ def rounds(material: Material, split: str = "validation") -> Section:
             material, key, text, panels,
             f"Of {which}{material.over_seeds}.{ends * bool(final)} A flat end says that training has levelled off; "
             "figures of a run that still rises depend on when it was stopped.", metric,
-            LineOptions(final=final, ranks=labels),
+            final=final, ranks=labels,
         ),
         Table(key, f"{text}, of {which}.", ["method", "round", *MEASURES, "runs"], cells, folded=True),
     ]  # fmt: skip
@@ -63,7 +65,7 @@ def rounds(material: Material, split: str = "validation") -> Section:
         parts += site_parts(
             material, values, "rounds_sites", f"{sentence(metric)} on the validation split of every site",
             "A line for each site.", metric,
-            options=LineOptions(worst_first=material.higher, final=material.sites if final else []),
+            worst_first=material.higher, final=material.sites if final else [],
         )  # fmt: skip
     return Section(key, title, parts=parts)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from fairflare.base.settings import flatten
@@ -22,21 +23,23 @@ MOST = 6  # largest number of methods or sites that a page's head names
 def facts(documents: Sequence[RunResults], metric: str) -> list[tuple[str, str]]:
     """Return facts about the runs for a page's head, in order, each as a word and a text."""
     infos = [document.info for document in documents]
-    methods = dict.fromkeys(title_of(document).partition(', run "')[0] for document in documents)
     kinds = {str(_text(info.kind) or "not recorded") for info in infos}
     made_up = {"SYNTHETIC (generated)" if info.synthetic else "the sites' own images" for info in infos}
     sites = sorted({site for info in infos for site in info.sites})
-    planned = [info.num_rounds or 0 for info in infos]
-    rounds = {(len(document.rounds), of) for document, of in zip(documents, planned, strict=True)}
     days = sorted(day[:10] for document in documents for day in (document.started, document.finished) if day)
     seeds = sorted({int(info.seed) for info in infos if info.seed is not None})
     told = {
-        "Method" + "s" * (len(documents) > 1): join_parts(methods, most=MOST),
+        "Method" + "s" * (len(documents) > 1): join_parts(
+            dict.fromkeys(title_of(document).partition(', run "')[0] for document in documents), most=MOST
+        ),
         "Runs": str(len(documents)) * (len(documents) > 1),
         "Task": f"{' or '.join(sorted(kinds))}, by {spell_metric(metric)}",
         "Data": " or ".join(sorted(made_up)),
         "Sites": f"{len(sites)}: {join_parts(sites, most=MOST)}",
-        "Rounds": " or ".join(f"{done} of {of}" if done < of else f"{done}" for done, of in sorted(rounds)),
+        "Rounds": " or ".join(
+            f"{done} of {of}" if done < of else f"{done}"
+            for done, of in sorted({(len(document.rounds), document.info.num_rounds or 0) for document in documents})
+        ),
         "Seed" + "s" * (len(seeds) > 1): ", ".join(map(str, seeds)),
         "Date": " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "",
     }
@@ -53,11 +56,12 @@ def settings(material: Material) -> Section:
          len(run.resumed), getattr(run, "place", "") or _text(run.info.job_id)]
         for run in runs
     ]  # fmt: skip
-    tables = [Table("runs", "Every run of this page.", heads, cells), _settings(material.rows)]
     several = len({json.dumps(run.info.versions, sort_keys=True) for run in runs}) > 1
     notes = [f"{row.label}: {row.settings}." for row in material.rows if row.settings]
     notes += ["Not all runs have the same versions of software; each one's results.json has its own."] * several
-    return Section("settings", "Versions, settings, seeds", notes, tables)
+    return Section("settings", "Versions, settings, seeds", notes, [
+        Table("runs", "Every run of this page.", heads, cells), _settings(material.rows),
+    ])  # fmt: skip
 
 
 def _settings(rows: Sequence[Row]) -> Table:
@@ -71,10 +75,13 @@ def _settings(rows: Sequence[Row]) -> Table:
         })
         for info in (row.runs[0].info for row in rows)
     ]  # fmt: skip
-    names = sorted({name for found in by_row for name in found})
-    text = "Every setting, by its name for --set, bounds, versions of software, and what each site said of its data."
-    cells = [[name, *(_text(found.get(name)) for found in by_row)] for name in names]
-    return Table("settings", text, ["setting", *(row.label for row in rows)], cells, folded=True)
+    return Table(
+        "settings",
+        "Every setting, by its name for --set, bounds, versions of software, and what each site said of its data.",
+        ["setting", *(row.label for row in rows)],
+        [[name, *(_text(found.get(name)) for found in by_row)] for name in sorted({*chain(*by_row)})],
+        folded=True,
+    )
 
 
 def _text(value: Any) -> Cell:

@@ -33,7 +33,7 @@ def reports(material: Material) -> Section:
             f"{MEANINGS.get(field, field)}: a line for each site{material.over_seeds}.", field,
         )
     ]  # fmt: skip
-    notes = [f"Not shown: {', '.join(fields[MAX_FIELDS:])}."] if len(fields) > MAX_FIELDS else []
+    notes = [f"Not shown: {', '.join(fields[MAX_FIELDS:])}."] * (len(fields) > MAX_FIELDS)
     return Section("reports", "What the sites reported", notes, parts)
 
 

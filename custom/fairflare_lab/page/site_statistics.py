@@ -39,8 +39,11 @@ def write_page(document: StatsDocument, folder: Path) -> Path:
     Raises:
         OSError: the folder cannot be written.
     """
-    html = draw_and_render(page_of(document))
-    write_whole(folder / PAGE, partial(Path.write_text, data=html, encoding="utf-8"), shared=True)
+    write_whole(
+        folder / PAGE,
+        partial(Path.write_text, data=draw_and_render(page_of(document)), encoding="utf-8"),
+        shared=True,
+    )
     return folder / PAGE
 
 
@@ -48,14 +51,15 @@ def page_of(document: StatsDocument) -> Page:
     """Return the content of the page about a statistics document; sections without figures are left out."""
     shown = {site: of for site, of in document.sites.items() if "cases" in of.counts}
     counts = [_histogram(document, shown, axis) for axis in AXES if axis != INTENSITY]
-    sections = [
-        Section("numbers", "What the sites have", parts=[_numbers(document)]),
-        _intensity(document, shown),
-        Section("counts", "Classes, sizes and spacings", parts=[table for table in counts if table.rows]),
-    ]
-    facts = [("Sites", f"{len(document.sites)}: {join_parts(document.sites)}")]
     synthetic = f"Made-up images, no patient data: {join_parts(document.synthetic)}." if document.synthetic else ""
-    return Page("How different the sites' images are", facts, synthetic, document.sentences, sections, terms=TERMS)
+    return Page(
+        "How different the sites' images are", [("Sites", f"{len(document.sites)}: {join_parts(document.sites)}")],
+        synthetic, document.sentences, [
+            Section("numbers", "What the sites have", parts=[_numbers(document)]),
+            _intensity(document, shown),
+            Section("counts", "Classes, sizes and spacings", parts=[table for table in counts if table.rows]),
+        ], terms=TERMS,
+    )  # fmt: skip
 
 
 def _numbers(document: StatsDocument) -> Table:
@@ -76,19 +80,18 @@ def _intensity(document: StatsDocument, sites: Mapping[str, Figures]) -> Section
     having = {site: of for site, of in sites.items() if INTENSITY in of.histograms}
     if not having:
         return NOTHING
-    more = f" The first {MOST} of {len(having)} sites." if len(having) > MOST else ""
     picture = Picture(
         "intensities",
         partial(_small_multiples, document, dict(list(having.items())[:MOST])),
         "Share of each site's pixels by intensity (all channels together, 64 bins; those at 0 and 1 may be cut); line: "
-        f"all others.{more} Intensities: {document.intensities or 'as the task reads the files'}.",
+        f"all others.{f' The first {MOST} of {len(having)} sites.' * (len(having) > MOST)} Intensities: "
+        f"{document.intensities or 'as the task reads the files'}.",
     )
-    table = Table(
+    return Section("intensity", "Intensities", parts=[picture, Table(
         "quantiles", "Quantiles of the intensities, from the histogram: less than a bin's width (1/64 = 0.016) off.",
         ["site", *(f"{p} %" for p in document.pooled.quantiles)],
         [[site, *of.quantiles.values()] for site, of in [*having.items(), ("pooled", document.pooled)]],
-    )  # fmt: skip
-    return Section("intensity", "Intensities", parts=[picture, table])
+    )])  # fmt: skip
 
 
 def _small_multiples(document: StatsDocument, sites: Mapping[str, Figures]) -> Figure:
@@ -111,9 +114,8 @@ def _small_multiples(document: StatsDocument, sites: Mapping[str, Figures]) -> F
 
 def _histogram(document: StatsDocument, sites: Mapping[str, Figures], name: str) -> Table:
     """Return one quantity's counts by site and bin, with shares; a bin that a site does not tell is empty."""
-    having = {site: of.histograms[name] for site, of in sites.items() if name in of.histograms}
-    if having:
-        having["pooled"] = document.pooled.histograms[name]
+    every = {**sites, "pooled": document.pooled}
+    having = {site: of.histograms[name] for site, of in every.items() if name in of.histograms}
     counts = {site: {(one.low, one.high): one.count for one in of.bins} for site, of in having.items()}
     bins = sorted({key for of in counts.values() for key in of})
     rows: list[list[Cell]] = [
@@ -124,5 +126,8 @@ def _histogram(document: StatsDocument, sites: Mapping[str, Figures], name: str)
     heads = [
         document.class_name(int(low)) if name == CLASS else f"{low:g}-{high - AXES[name].whole:g}" for low, high in bins
     ]
-    text = f"Numbers and shares of {AXES[name].doc}{f', in {AXES[name].unit}' * bool(AXES[name].unit)}."
-    return Table(name if name != CLASS else "classes", text, ["site", *heads, "suppressed"], rows, len(bins) > 8)
+    return Table(
+        name if name != CLASS else "classes",
+        f"Numbers and shares of {AXES[name].doc}{f', in {AXES[name].unit}' * bool(AXES[name].unit)}.",
+        ["site", *heads, "suppressed"], rows, len(bins) > 8,
+    )  # fmt: skip

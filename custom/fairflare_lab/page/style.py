@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 # Colours that become CSS variables in the page, so that they follow its light or dark theme; files keep them.
 INK, MUTED, GRID, PAPER = "#1a1d21", "#565d66", "#d5d9de", "#fefefe"
-VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)", PAPER: "var(--paper)"}
-IN_PAGE = {"xlink:href": "href", **VARIABLES}  # replacements in the tags of an inline figure
+IN_PAGE = {  # replacements in the tags of an inline figure
+    "xlink:href": "href", INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)", PAPER: "var(--paper)",
+}  # fmt: skip
 #: Colours of lines and bars, each with a contrast of at least 3:1 to the light and the dark page. Markers, dashes and
 #: hatches distinguish lines and bars too.
 COLOURS = ("#0072b2", "#d55e00", "#008f6b", "#b5619c", "#a87000", "#7a68d8", "#7d858e", "#c0392b")
@@ -44,13 +45,11 @@ class Look:
 
 def look(index: int) -> Look:
     """Return the look of a row or site by its number; the first ``len(COLOURS) * len(DASHES)`` looks differ."""
-    count = len(COLOURS)
+    turned = index + index // len(COLOURS)
     return Look(
-        COLOURS[index % count],
-        MARKERS[index % len(MARKERS)],
-        DASHES[(index + index // count) % len(DASHES)],
-        HATCHES[(index + index // count) % len(HATCHES)],
-    )
+        COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)], DASHES[turned % len(DASHES)],
+        HATCHES[turned % len(HATCHES)],
+    )  # fmt: skip
 
 
 def label(text: object, most: int = MAX_NAME) -> str:
@@ -84,7 +83,7 @@ def figure(height: float, title: str, synthetic: bool, width: float = WIDTH) -> 
     from matplotlib.figure import Figure
 
     drawing = Figure(figsize=(width, height), layout="constrained")
-    shown = printable(title) + (" (SYNTHETIC data)" if synthetic else "")
+    shown = printable(title) + " (SYNTHETIC data)" * synthetic
     drawing.suptitle(textwrap.fill(shown, int(14.5 * width)), fontsize=9.5)
     return drawing
 
@@ -163,9 +162,8 @@ def draw_forms(name: str, draw: Callable[[], Figure]) -> Drawn:
         draw: function that draws the figure.
     """
     with use_style(name):
-        drawing = draw()
         text = io.StringIO()
-        drawing.savefig(text, format="svg", metadata={"Date": None})
+        draw().savefig(text, format="svg", metadata={"Date": None})
     svg = _slim(text.getvalue())
     return Drawn(_inline(svg), svg)
 
@@ -179,16 +177,18 @@ def _slim(svg: str) -> str:
         named = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in used else "", tag)
         return re.sub(r"font-family: [^;\"]*(; )?", "", named)
 
-    svg = _change_tags(svg, slim).replace("<svg ", '<svg font-family="sans-serif" ', 1)
-    return re.sub(r"\s*\n\s*", "\n", svg)
+    named = _change_tags(svg, slim).replace("<svg ", '<svg font-family="sans-serif" ', 1)
+    return re.sub(r"\s*\n\s*", "\n", named)
 
 
 def _inline(svg: str) -> str:
     """Return an SVG for use within a page: with the theme's colours as CSS variables, and without name spaces."""
     head, body = svg.split(">", 1)
     view = re.search(r'viewBox="[^"]*"', head)
-    body = re.sub(r'<style type="text/css">.*?</style>', "", body, flags=re.DOTALL)
-    body = _change_tags(body, lambda tag: re.sub("|".join(IN_PAGE), lambda match: IN_PAGE[match[0]], tag))
+    body = _change_tags(
+        re.sub(r'<style type="text/css">.*?</style>', "", body, flags=re.DOTALL),
+        lambda tag: re.sub("|".join(IN_PAGE), lambda match: IN_PAGE[match[0]], tag),
+    )
     return f'<svg {view[0] if view else ""} aria-hidden="true" focusable="false">{body}'
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fairflare import __version__
+from fairflare.base.checks import refuse
 from fairflare.base.disk.files import write_whole
 from fairflare.base.own_errors import lacking_package
 from fairflare.reporting.documents import RunResults
@@ -56,13 +57,12 @@ def write_report(
     Raises:
         ValueError: the folder has nothing to report, or ``out`` may not be written.
     """
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file; give another --out")
-    if out.is_dir() and any(out.iterdir()):
-        if not _is_report(out):
-            raise ValueError(f"{out} is no report and not empty; give another --out")
-        if not overwrite:
-            raise ValueError(f"{out} holds a report already; give --overwrite to replace it, or another --out")
+    filled = out.is_dir() and any(out.iterdir())
+    refuse({
+        f"{out} is a file; give another --out": out.exists() and not out.is_dir(),
+        f"{out} is no report and not empty; give another --out": filled and not _is_report(out),
+        f"{out} holds a report already; give --overwrite to replace it, or another --out": filled and not overwrite,
+    })  # fmt: skip
     page = build(read_material(folder, metric=metric, reference=reference))
     pictures = {p.name: draw_forms(p.name, p.draw) for p in parts_of(page, Picture)}
     files = {f"{FIGURES}/{name}.svg": picture.svg.encode() for name, picture in pictures.items()}
@@ -91,8 +91,7 @@ def write_run_page(results: RunResults, folder: str | os.PathLike[str]) -> list[
         return []
     begun = time.monotonic()
     try:
-        html = draw_and_render(build(describe_run(results)))
-        _put(Path(folder), {PAGE_FILE: html.encode()}, shared=False)
+        _put(Path(folder), {PAGE_FILE: draw_and_render(build(describe_run(results))).encode()}, shared=False)
     except Exception as error:
         if lacking := lacking_package(error):
             return [f"no page: {lacking}"]
@@ -194,8 +193,7 @@ def render(page: Page, pictures: Mapping[str, Drawn], *, files: bool) -> str:
 
 def draw_and_render(page: Page) -> str:
     """Return a page as HTML that needs no files beside it, after drawing its pictures."""
-    pictures = {part.name: draw_forms(part.name, part.draw) for part in parts_of(page, Picture)}
-    return render(page, pictures, files=False)
+    return render(page, {part.name: draw_forms(part.name, part.draw) for part in parts_of(page, Picture)}, files=False)
 
 
 def parts_of(page: Page, kind: type[P]) -> list[P]:

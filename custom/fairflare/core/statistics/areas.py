@@ -20,15 +20,13 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.core.statistics.intervals import LEVEL
+from fairflare.core.statistics.intervals import LEVEL, ROUNDING, Array
 
-Array: TypeAlias = "npt.NDArray[np.float64]"
 Truth: TypeAlias = "npt.NDArray[np.bool_]"
 Ends: TypeAlias = tuple[float, float]
 #: Operating points: sensitivity or specificity, and its wanted value; thresholds are found on validation images.
 OPERATING = (("specificity", 0.90), ("sensitivity", 0.90))
 ALL = "all classes"  # name of the figures that do not belong to a single class
-ROUNDING = 1e-12  # a variance that is no more than this is 0
 FEW = 10  # positive or negative cases; with fewer, the interval does not use the variance
 
 

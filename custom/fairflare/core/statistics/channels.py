@@ -12,6 +12,8 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
+from fairflare.base.checks import group_by_key, true_texts
+
 Array = npt.NDArray[np.floating]
 SIDE, BINS = 48, 16  # largest number of voxels along each axis that are looked at, and of bins of their values
 COPY, FRAMES = 0.9999, 0.97  # correlations above which two images are a copy, or look like one series over time
@@ -49,19 +51,19 @@ def describe_channels(names: Sequence[str], images: Sequence[npt.NDArray[np.gene
     for (one, a), (other, b) in combinations(zip(names, small, strict=True), 2):
         seen = (a > 0) | (b > 0)
         alike = float(np.corrcoef(a[seen], b[seen])[0, 1]) if a[seen].std() * b[seen].std() > 0 else 0.0
-        if alike > FRAMES:
-            what = (
-                "have equal pixels: a copy" if alike > COPY else "are almost equal, as frames of one series over time"
-            )
-            odd.append(f"its {one} and {other} {what}")
+        odd += true_texts({
+            f"its {one} and {other} have equal pixels: a copy": alike > COPY,
+            f"its {one} and {other} are almost equal, as frames of one series over time": COPY >= alike > FRAMES,
+        })  # fmt: skip
     likeness = [_share_information(small[0], image) for image in small[1:]]
     for name, image, correlation in zip(names[1:], small[1:], likeness, strict=True):
         turned = [_share_information(small[0], np.flip(image, axis)) for axis in range(image.ndim)]
         if max(turned) > CLEARER * correlation:
             along = ("rows", "columns", "slices")[int(np.argmax(turned))]
             odd.append(f"its {name} fits {names[0]} better with its {along} in the opposite order: is it mirrored?")
-    values = np.array([np.percentile(image, SHARES) for image in small])
-    return Channels(tuple(names), tuple(odd), np.array(likeness), values)
+    return Channels(
+        tuple(names), tuple(odd), np.array(likeness), np.array([np.percentile(image, SHARES) for image in small])
+    )
 
 
 def odd_channels(sites: Mapping[str, Sequence[tuple[str, Channels]]]) -> Iterator[tuple[str, str, str]]:
@@ -71,18 +73,18 @@ def odd_channels(sites: Mapping[str, Sequence[tuple[str, Channels]]]) -> Iterato
         sites: name and images of the cases of each site.
     """
     every = [(site, file, seen) for site, files in sites.items() for file, seen in files]
-    for site, file, seen in every:
-        yield from ((site, file, text) for text in seen.odd)
-    for names in dict.fromkeys(seen.names for _, _, seen in every):
-        alike = [one for one in every if one[2].names == names]
+    yield from ((site, file, text) for site, file, seen in every for text in seen.odd)
+    for names, alike in group_by_key((one[2].names, one) for one in every).items():
         if len(alike) < ENOUGH:
             continue
         usual = np.median([seen.likeness for *_, seen in alike], axis=0)
         for site, file, seen in alike:
             few = [name for name, share in zip(names[1:], seen.likeness < UNLIKE * usual, strict=True) if share]
             if few:
-                text = f"its {' and '.join(few)} fits {names[0]} worse than in other cases; is it of this patient?"
-                yield site, file, text
+                yield (
+                    site, file,
+                    f"its {' and '.join(few)} fits {names[0]} worse than in other cases; is it of this patient?",
+                )  # fmt: skip
             others = [one.values for owner, name, one in alike if owner != site] or [
                 one.values for _, name, one in alike if name != file
             ]
@@ -99,8 +101,7 @@ def _apart(one: Array, other: Array) -> float:
 
 def _scale(values: Array) -> Array:
     low, high = np.nanpercentile(values, (1, 99))
-    scaled: Array = np.clip(np.nan_to_num(values - low) / max(high - low, 1e-12), 0, 1)
-    return scaled
+    return np.asarray(np.clip(np.nan_to_num(values - low) / max(high - low, 1e-12), 0, 1))
 
 
 def _share_information(one: Array, other: Array) -> float:

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fairflare.base.checks import MAX_NAMES, few
+from fairflare.base.checks import MAX_NAMES, few, group_by_key
 from fairflare.base.metric import metric_name
 
 Cells: TypeAlias = Mapping[str, Mapping[str, float]]  # values by site, then by structure
@@ -94,12 +94,11 @@ class Footing:
 
     def as_dict(self) -> dict[str, Any]:
         """Return a description of how sites are compared, for the results file."""
-        structures, empty = (
-            {site: sorted(names) for site, names in by_site.items()} for by_site in (self.of, self.empty)
-        )
         return {
-            "how": self.how, "shared": self.shared, "structures": structures, "empty": empty, "parts": self.parts,
-            "bridges": self.bridges,
+            "how": self.how, "shared": self.shared,
+            "structures": {site: sorted(names) for site, names in self.of.items()},
+            "empty": {site: sorted(names) for site, names in self.empty.items()},
+            "parts": self.parts, "bridges": self.bridges,
         }  # fmt: skip
 
     def list_compared(self, site: str) -> list[str]:
@@ -130,8 +129,8 @@ class Footing:
         if self.shared:
             means = {site: statistics.fmean(figures.values()) for site, figures in whole.items()}
         else:
-            parts = _parts({site: frozenset(figures) for site, figures in whole.items()})
-            means = {k: v for part in parts for k, v in fit_effects({site: whole[site] for site in part}).items()}
+            fitted = (fit_effects({site: whole[site] for site in part}) for part in _parts(whole))
+            means = {site: effect for effects in fitted for site, effect in effects.items()}
         return {site: means.get(site, math.nan) for site in cells}
 
     def make_comparable(self, metrics: Metrics) -> dict[str, dict[str, float]]:
@@ -196,8 +195,10 @@ class Footing:
                 "score": (1.0, away),
                 "error": (1.0, -away),
             }
-            corrections = {name: even[kind] for name, kind in kinds.items() if report[name] is not None}
-            corrected[site] = {**report, **{name: report[name] * by + plus for name, (by, plus) in corrections.items()}}
+            corrected[site] = report | {
+                name: report[name] * by + plus
+                for name, kind in kinds.items() if report[name] is not None for by, plus in [even[kind]]
+            }  # fmt: skip
         return corrected
 
 
@@ -214,9 +215,8 @@ def _parts(structures: Mapping[str, Collection[str]]) -> list[list[str]]:
     if not sites:
         return []
     linked = np.array([[not frozenset(structures[a]).isdisjoint(structures[b]) for b in sites] for a in sites])
-    numbers = connected_components(linked)[1].tolist()
-    parts = [[site for site, n in zip(sites, numbers, strict=True) if n == part] for part in sorted(set(numbers))]
-    return sorted(parts, key=lambda part: (-len(part), part))
+    parts = group_by_key(zip(connected_components(linked)[1].tolist(), sites, strict=True))
+    return sorted(parts.values(), key=lambda part: (-len(part), part))
 
 
 def fit_effects(cells: Cells) -> dict[str, float]:

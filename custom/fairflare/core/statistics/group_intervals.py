@@ -31,6 +31,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from fairflare.core.statistics.areas import Ends
 from fairflare.core.statistics.group_metrics import images_of, positives
 from fairflare.core.statistics.group_sums import (
     CALIBRATION,
@@ -44,7 +45,6 @@ from fairflare.core.statistics.group_sums import (
 )
 from fairflare.core.statistics.intervals import FEW, LEVEL, wilson
 
-Ends: TypeAlias = tuple[float, float]
 #: Type of a function that maps sums and an error probability to an array (parts, 3): value, lower and upper end of each
 #: part (class or structure); NaN if undefined.
 Measure: TypeAlias = Callable[[Sums, float], Array]
@@ -117,16 +117,12 @@ def _auc(sums: Sums, error: float) -> Array:
 def _dice(sums: Sums, error: float) -> Array:
     from scipy.special import stdtrit
 
-    count, total, squares = sums[DICE].T
-    if not (count > 0).any():
+    count, total, squares = sums[DICE][sums[DICE][:, 0] > 0].T
+    if not count.size:
         return np.full((1, 3), np.nan)
-    known = count > 0
-    count, mean = count[known], total[known] / count[known]
-    free = count.min() ** 2 / sums[CASES][1] - 1
-    if not free > 0:
-        return np.array([[mean.mean(), np.nan, np.nan]])
-    scatter = np.maximum(squares[known] / count - mean**2, 0)
-    reach = stdtrit(free, 1 - error / 2) * np.sqrt(scatter / free).mean()
+    mean, free = total / count, count.min() ** 2 / sums[CASES][1] - 1
+    scatter = np.maximum(squares / count - mean**2, 0)
+    reach = stdtrit(free, 1 - error / 2) * np.sqrt(scatter / free).mean() if free > 0 else np.nan
     return np.asarray(np.clip([[mean.mean(), mean.mean() - reach, mean.mean() + reach]], 0, 1))
 
 

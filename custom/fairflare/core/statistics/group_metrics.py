@@ -89,20 +89,18 @@ def metrics_of(sums: Sums) -> dict[str, float]:
     if CALIBRATION in sums:
         count, confidence, right = sums[CALIBRATION].T
         images = count.sum()
-        metrics["accuracy"] = float(_ratio(right.sum(), images))
-        metrics["ece"] = float(_ratio(np.abs(confidence - right).sum(), images))
-        metrics["brier"] = float(_ratio(sums[BRIER], images))
+        totals = {"accuracy": right.sum(), "ece": np.abs(confidence - right).sum(), "brier": sums[BRIER]}
+        metrics = {name: float(_ratio(total, images)) for name, total in totals.items()}
     if CONFUSION in sums:
-        of_classes = rates(sums)
-        metrics |= {name: _mean(of_classes[name]) for name in ("sensitivity", "specificity")}
+        metrics |= {name: _mean(of_classes) for name, of_classes in rates(sums).items() if name != "told"}
     if HISTOGRAM in sums:
         area, error = areas(sums)
         metrics |= {"auc": _mean(area), "auc_error": _mean(error)}
     if DICE in sums:
         images, total, squares = sums[DICE].T
         means = _ratio(total, images)
-        metrics["dice"] = _mean(means)
-        metrics["dice_std"] = _mean(np.sqrt(np.maximum(_ratio(squares, images) - means**2, 0)))
+        spread = np.sqrt(np.maximum(_ratio(squares, images) - means**2, 0))
+        metrics |= {"dice": _mean(means), "dice_std": _mean(spread)}
     return metrics
 
 
@@ -143,9 +141,10 @@ def gaps_of(groups: Mapping[str, Sums], whole: Sums) -> dict[str, float]:
             name: _gap([one[name] for one in rates_of_groups]) for name in ("sensitivity", "specificity", "told")
         }
         odds = [gap for gap in (by_rate["sensitivity"], by_rate["specificity"]) if math.isfinite(gap)]
-        gaps["equalised_odds"] = max(odds, default=math.nan)
-        gaps["equal_opportunity"] = by_rate["sensitivity"]
-        gaps["demographic_parity"] = by_rate["told"]
+        gaps = {
+            "equalised_odds": max(odds, default=math.nan), "equal_opportunity": by_rate["sensitivity"],
+            "demographic_parity": by_rate["told"],
+        }  # fmt: skip
     alike = _same_structures(groups, whole)
     of_all, of_each = metrics_of(alike[0]), list(map(metrics_of, alike[1:]))
     for name in (name for name in SCALED if name in of_all):

@@ -73,18 +73,18 @@ def sums_of(
     truth = np.eye(scores.shape[1], dtype=bool)[labels[chosen]]
     best = group_scores.argmax(1)
     labelled = np.eye(scores.shape[1], dtype=bool)[best]
-    cells = [truth & labelled, ~truth & labelled, truth & ~labelled, ~truth & ~labelled]
     place = _bin_of(group_scores, bins)
     confidence = group_scores[np.arange(len(group_scores)), best]
     bin_of_image = _merge_bins(
         _bin_of(confidence, calibration_bins), whose, (labelled.any(1),), calibration_bins, least
     )
-    right = (best == labels[chosen]).astype(float)
-    weights = (np.ones(len(group_scores)), confidence, right)
+    weights = (np.ones(len(group_scores)), confidence, (best == labels[chosen]).astype(float))
     return {
         **sums,
         CELLS: np.stack([[_count_cases(whose[part]) for part in (has, ~has)] for has in truth.T]),
-        CONFUSION: np.stack([cell.sum(0) for cell in cells], 1).astype(float),
+        CONFUSION: np.stack(
+            [cell.sum(0) for cell in (truth & labelled, ~truth & labelled, truth & ~labelled, ~truth & ~labelled)], 1
+        ).astype(float),
         HISTOGRAM: np.stack(
             [[np.bincount(_merge_bins(place[:, c], whose, (has, ~has), bins, least)[part], minlength=bins)
               for part in (has, ~has)] for c, has in enumerate(truth.T)]
@@ -137,9 +137,8 @@ def add_sums(sums: Sequence[Sums]) -> dict[str, Array]:
 
     A NaN (an entry that a site withholds) is left out of the sum; an entry that all withhold is NaN.
     """
-    by_name = group_by_key((name, array) for one in sums for name, array in one.items())
-    stacked = {name: np.stack(arrays) for name, arrays in by_name.items()}
-    return {name: np.where(np.isnan(of).all(0), np.nan, np.nansum(of, 0)) for name, of in stacked.items()}
+    by_name = group_by_key(item for one in sums for item in one.items())
+    return {name: np.where(np.isnan(arrays).all(0), np.nan, np.nansum(arrays, 0)) for name, arrays in by_name.items()}
 
 
 def leave_each_out(sums: Sums) -> list[dict[str, Array]]:
@@ -169,22 +168,20 @@ def impossible(sums: Sums) -> str:
     """
     images = np.asarray(sums[IMAGES])
     by_part = images[..., None]
-    exact = {CONFUSION: lambda values: values.sum(-1), HISTOGRAM: lambda values: values.sum((-2, -1))}
     for name, array in sums.items():
-        if name in exact:
-            wrong = _exceeds(exact[name](array), by_part) or _exceeds(-exact[name](array), -by_part)
+        if name in (CONFUSION, HISTOGRAM):
+            total = array.sum(-1 if name == CONFUSION else (-2, -1))
+            bounds = [(total, by_part), (-total, -by_part)]
         elif name == CALIBRATION:
             count, confidence, right = np.moveaxis(array, -1, 0)
-            total = count.sum(-1)
-            wrong = _exceeds(total, images) or _exceeds(-total, -images)
-            wrong = wrong or _exceeds(confidence, count) or _exceeds(right, count)
+            bounds = [(count.sum(-1), images), (-count.sum(-1), -images), (confidence, count), (right, count)]
         elif name == DICE:
             count, total, squares = np.moveaxis(array, -1, 0)
-            wrong = _exceeds(count, by_part) or _exceeds(total, count) or _exceeds(squares, total)
+            bounds = [(count, by_part), (total, count), (squares, total)]
         else:  # Brier: at most 2 per image; squared image counts: at most the squared number of images
             most = 2 * images if name == BRIER else np.maximum(images**2, images)
-            wrong = _exceeds(array, most.reshape(most.shape + (1,) * (np.ndim(array) - most.ndim)))
-        if wrong:
+            bounds = [(array, most.reshape(most.shape + (1,) * (np.ndim(array) - most.ndim)))]
+        if any(_exceeds(values, bound) for values, bound in bounds):
             return name
     return ""
 
@@ -243,7 +240,7 @@ def find_hidden_parts(
     rows = [numbers == g for g in np.unique(numbers) if g not in hidden] + ([withheld] if withheld.any() else [])
     counts = [[_different(cases, row & (labels == c)) for c in range(classes)] for row in rows]
     without = [[_different(cases, row & (labels != c)) for c in range(classes)] for row in rows]
-    least_of = np.minimum(np.array(counts), np.array(without)).min(0)
+    least_of = np.min(counts + without, 0)
     too_few = {c for c in range(classes) if least_of[c] < least}
     order = sorted(set(range(classes)) - too_few, key=lambda c: (least_of[c], c))
     while order and too_few and any(0 < sum(row[c] for c in too_few) < least or len(too_few) == 1 for row in counts):

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflare.base import checks
-from fairflare.core.statistics.intervals import LEVEL, wilson
+from fairflare.core.statistics.intervals import LEVEL, Array, wilson
 
 DRAWS = 9_999  # number of random deals of one test
 WORK = 4_000_000  # largest number of random numbers of one test; with many sites it has fewer deals, at least 999
@@ -23,7 +23,6 @@ MOST_CASES = 10**9 - 1  # largest number of cases that NumPy's sampling accepts
 _TIE = 1e-9  # difference through rounding up to which two statistics count as equal
 
 Counts = npt.NDArray[np.int64]
-Numbers = npt.NDArray[np.float64]
 
 
 # ------------------------------------------------------------------------------------------------ intervals
@@ -53,8 +52,10 @@ def mean_of_shares_interval(right: Sequence[float], total: Sequence[float]) -> t
     shares = [k / n for k, n in zip(right, total, strict=True)]
     limits = [share_interval(k, n) for k, n in zip(right, total, strict=True)]
     mean = sum(shares) / len(shares)
-    below = math.sqrt(sum((p - low) ** 2 for p, (low, _) in zip(shares, limits, strict=True))) / len(shares)
-    above = math.sqrt(sum((high - p) ** 2 for p, (_, high) in zip(shares, limits, strict=True))) / len(shares)
+    below, above = (
+        math.sqrt(sum((p - ends[side]) ** 2 for p, ends in zip(shares, limits, strict=True))) / len(shares)
+        for side in (0, 1)
+    )
     return mean - below, mean + above
 
 
@@ -93,7 +94,7 @@ def mean_interval(
     return bottom, top
 
 
-def _logits(values: Numbers, errors: Numbers, low: float, high: float) -> tuple[Numbers, Numbers]:
+def _logits(values: Array, errors: Array, low: float, high: float) -> tuple[Array, Array]:
     """Return the logits of values as shares of a range, and the logits' standard errors by the delta method."""
     from scipy.special import logit
 
@@ -101,7 +102,7 @@ def _logits(values: Numbers, errors: Numbers, low: float, high: float) -> tuple[
     return logit(shares), errors / ((high - low) * shares * (1 - shares))
 
 
-def _values_of_logits(logits: Numbers, low: float, high: float) -> Numbers:
+def _values_of_logits(logits: Array, low: float, high: float) -> Array:
     """Return the values in a range whose shares of it have these logits."""
     from scipy.special import expit
 
@@ -127,14 +128,14 @@ class SitesCompared:
     """
 
     p_value: float
-    expected: Numbers
-    p_sites: Numbers
+    expected: Array
+    p_sites: Array
     chance_std: float
     chance_gap: float
 
 
 def permutation_test(
-    right: Counts, total: Counts, weights: Numbers, *, higher_is_better: bool = True, draws: int = DRAWS
+    right: Counts, total: Counts, weights: Array, *, higher_is_better: bool = True, draws: int = DRAWS
 ) -> SitesCompared:
     r"""Compare the sites' shares with those after random deals of each class's cases, with unchanged numbers per site.
 
@@ -203,16 +204,20 @@ def scores_test(
     powers = np.stack([np.asarray(scores, np.float64), np.square(scores)])
     mean, square = powers @ bins / total
 
-    def compare_logits(sums: Numbers) -> tuple[Numbers, Numbers]:
+    def compare_logits(sums: Array) -> tuple[Array, Array]:
         means = sums[0] / sizes
         variance = (sums[1] - sizes * means**2 + (square - mean**2) / 2) / (sizes - 0.5)
         return _logits(means, np.sqrt(np.maximum(variance, _TIE) / sizes), 0, 1)
 
-    dealt = _deal(sizes, bins, powers, min(draws, max(WORK // counts.size, 999)))
-    return _compare_with_errors(compare_logits(powers @ counts.T), compare_logits(dealt), (0, 1), higher_is_better)
+    return _compare_with_errors(
+        compare_logits(powers @ counts.T),
+        compare_logits(_deal(sizes, bins, powers, min(draws, max(WORK // counts.size, 999)))),
+        (0, 1),
+        higher_is_better,
+    )
 
 
-def _deal(sizes: Counts, bins: Counts, points: Numbers, draws: int) -> Numbers:
+def _deal(sizes: Counts, bins: Counts, points: Array, draws: int) -> Array:
     """Return the summed scores of the cases that each site is dealt, by drawing tables bin by bin.
 
     ``points``: (kinds, bins), of each kind of score; the result is (kinds, draws, sites).
@@ -275,7 +280,7 @@ def errors_test(
 
 
 def _compare_with_errors(
-    sites: tuple[Numbers, Numbers], chance: tuple[Numbers, Numbers], ends: tuple[float, float] | None, higher: bool
+    sites: tuple[Array, Array], chance: tuple[Array, Array], ends: tuple[float, float] | None, higher: bool
 ) -> SitesCompared:
     """Compare the sites' values and standard errors with those that were drawn; both are logits if ``ends`` are given.
 
@@ -291,18 +296,18 @@ def _compare_with_errors(
     )
 
 
-def _weighted_mean(values: Numbers, errors: Numbers) -> Numbers:
+def _weighted_mean(values: Array, errors: Array) -> Array:
     return np.broadcast_to((values / errors**2).sum(-1, keepdims=True) * _variance_of_mean(errors), values.shape)
 
 
-def _variance_of_mean(errors: Numbers) -> Numbers:
+def _variance_of_mean(errors: Array) -> Array:
     """Return the variance of the mean weighted by ``1 / errors**2``."""
     return np.asarray(1 / (1 / errors**2).sum(-1, keepdims=True))
 
 
 def _compare(
-    values: Numbers, expected: Numbers, within: Numbers, errors: Numbers,
-    chance: tuple[Numbers, Numbers, Numbers, Numbers], higher: bool, back: Callable[[Numbers], Numbers] = np.asarray,
+    values: Array, expected: Array, within: Array, errors: Array,
+    chance: tuple[Array, Array, Array, Array], higher: bool, back: Callable[[Array], Array] = np.asarray,
 ) -> SitesCompared:  # fmt: skip
     """Compare the sites' values with values that were drawn by chance.
 
@@ -312,18 +317,24 @@ def _compare(
     inequality, single = _statistics(values, expected, within, errors)
     sums, singles = _statistics(*chance)
     largest, dealt = singles.max(1), back(chance[0])
-    draws = len(dealt)
-    p_value = (1 + int((sums >= inequality * (1 - _TIE) - _TIE).sum())) / (draws + 1)
-    p_sites = [(1 + int((largest >= distance * (1 - _TIE) - _TIE).sum())) / (draws + 1) for distance in single]
     behind = (back(chance[1]) - dealt) * (1 if higher else -1)
     return SitesCompared(
-        p_value, back(expected), np.array(p_sites), float(dealt.std(1).mean()), float(behind.max(1).mean())
-    )
+        _p_value(sums, inequality), back(expected),
+        np.array([_p_value(largest, distance) for distance in single]),
+        float(dealt.std(1).mean()), float(behind.max(1).mean()),
+    )  # fmt: skip
 
 
-def _statistics(values: Numbers, expected: Numbers, within: Numbers, errors: Numbers) -> tuple[Numbers, Numbers]:
+def _p_value(drawn: Array, measured: float) -> float:
+    """Return the share of drawn statistics that are at least as large as the measured one, which counts as drawn."""
+    return (1 + int((drawn >= measured * (1 - _TIE) - _TIE).sum())) / (len(drawn) + 1)
+
+
+def _statistics(values: Array, expected: Array, within: Array, errors: Array) -> tuple[Array, Array]:
     """Return the sum of squared deviations, and each site's deviation in standard errors (0 if its error is 0)."""
     off = values - expected
-    squares = np.divide(off**2, within, out=np.zeros_like(off), where=np.broadcast_to(within > 0, off.shape))
-    moves = np.broadcast_to(errors > 1e-12, off.shape)
-    return squares.sum(-1), np.divide(np.abs(off), errors, out=np.zeros_like(off), where=moves)
+    squares, distances = (
+        np.divide(over, under, out=np.zeros_like(off), where=np.broadcast_to(under > least, off.shape))
+        for over, under, least in ((off**2, within, 0), (np.abs(off), errors, 1e-12))
+    )
+    return squares.sum(-1), distances

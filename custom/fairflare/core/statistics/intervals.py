@@ -20,7 +20,7 @@ import numpy.typing as npt
 LEVEL = 0.95  # confidence level of intervals
 FEW = 5  # least number of cases of a site or group for a verdict
 LEAST = 20  # least number of draws of test cases from which a variance is computed
-ROUNDING = 1e-12  # a difference, or an error, of at most this counts as 0: rounding of equal figures
+ROUNDING = 1e-12  # a difference, an error or a variance of at most this counts as 0: rounding of equal figures
 Array = npt.NDArray[np.float64]
 
 
@@ -79,8 +79,7 @@ def degrees(variances: npt.ArrayLike, units: npt.ArrayLike, draws: int) -> Array
 def skewness(drawn: npt.NDArray[np.floating]) -> Array:
     """Return the skewness of values along the last axis; 0 where they are equal."""
     off = drawn - drawn.mean(-1, keepdims=True)
-    scale = np.maximum(np.sqrt(np.square(off).mean(-1)), ROUNDING)
-    return np.asarray((off**3).mean(-1) / scale**3)
+    return np.asarray((off**3).mean(-1) / np.maximum(np.sqrt(np.square(off).mean(-1)), ROUNDING) ** 3)
 
 
 def remove_skew(t: Array, skew: Array) -> Array:
@@ -133,9 +132,7 @@ def holm(p: npt.ArrayLike) -> Array:
     order = np.argsort(probabilities, -1)
     scaled = np.take_along_axis(probabilities, order, -1) * np.arange(probabilities.shape[-1], 0, -1)
     stepped = np.minimum(np.maximum.accumulate(scaled, -1), 1.0)
-    corrected = np.empty_like(stepped)
-    np.put_along_axis(corrected, order, stepped, -1)
-    return corrected
+    return np.take_along_axis(stepped, np.argsort(order, -1), -1)
 
 
 def rescale_folds(without: npt.ArrayLike) -> Array:

@@ -58,14 +58,12 @@ def features_of(picture: Array) -> Array:
     Returns:
         (channels * 128,) float32.
     """
-    cells = [
-        cell
+    return np.concatenate([
+        values
         for band in np.array_split(picture, min(_CELLS, picture.shape[1]), axis=1)
         for cell in np.array_split(band, min(_CELLS, picture.shape[2]), axis=2)
-    ]
-    return np.concatenate([values for cell in cells for values in (cell.mean((1, 2)), cell.std((1, 2)))]).astype(
-        np.float32
-    )
+        for values in (cell.mean((1, 2)), cell.std((1, 2)))
+    ]).astype(np.float32)  # fmt: skip
 
 
 def regions_of(target: npt.NDArray[Any], volume: bool = False) -> dict[int, Array]:
@@ -82,21 +80,22 @@ def regions_of(target: npt.NDArray[Any], volume: bool = False) -> dict[int, Arra
             run from left to right, where patients differ.
     """
     inside = np.concatenate([~(target > 0).any(0, keepdims=True), target > 0])
-    rim = np.ones(inside.shape[1:], bool)
-    rim[1:-1, 1:-1] = False
+    rim = ~binary_erosion(np.ones(inside.shape[1:], bool))
     rows, columns = np.indices(rim.shape) / max(rim.shape)
     middle = [float(axis[~inside[0]].mean()) if not inside[0].all() else 0.5 for axis in (rows, columns)]
     far = np.hypot(rows - middle[0], columns - middle[1])
-    regions = {}
-    for number, region in enumerate(inside):
-        if region.any():
-            edge = region & ~binary_erosion(region, border_value=1)
-            depths = far[region]
-            regions[number] = np.array(
-                [math.sqrt(region.mean()), region[rim].mean(), depths.mean(), depths.std(), edge.sum() / region.sum(),
-                 0.5 + volume * (columns[region].mean() - middle[1])]
-            )  # fmt: skip
-    return regions
+    return {
+        number: np.array([
+            math.sqrt(region.mean()), region[rim].mean(), far[region].mean(), far[region].std(),
+            _edge_of(region).sum() / region.sum(), 0.5 + volume * (columns[region].mean() - middle[1]),
+        ])
+        for number, region in enumerate(inside) if region.any()
+    }  # fmt: skip
+
+
+def _edge_of(region: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Return the pixels of a region beside pixels outside of it; the edge of the picture is none."""
+    return np.asarray(region & ~binary_erosion(region, border_value=1))
 
 
 def find_exchanged(masks: Sequence[Mapping[int, Array]]) -> Iterator[tuple[int, int, list[int]]]:
@@ -137,12 +136,11 @@ def shape_of(region: npt.NDArray[np.bool_]) -> Array:
     Args:
         region: (height, width), True inside, at least one pixel.
     """
-    inside, edge = np.argwhere(region), region & ~binary_erosion(region, border_value=1)
-    rim = np.concatenate([region[0], region[-1], region[:, 0], region[:, -1]])
+    inside, rim = np.argwhere(region), np.concatenate([region[0], region[-1], region[:, 0], region[:, -1]])
     far, side = np.linalg.norm(inside - inside.mean(0), axis=1), math.sqrt(len(inside))
     return np.array(
         [len(inside) / binary_fill_holes(region).sum(), rim.mean(), far.mean() / side, far.std() / side,
-         edge.sum() / side, *(inside.mean(0) / region.shape)]
+         _edge_of(region).sum() / side, *(inside.mean(0) / region.shape)]
     )  # fmt: skip
 
 
@@ -228,8 +226,7 @@ def label_maps(features: Mapping[str, Array], labels: Mapping[str, npt.NDArray[n
     scale = np.where(scale > 1e-6 * (scale.max() or 1.0), scale, np.inf)  # infinity removes a feature
     maps = {}
     for site in usable:
-        others = [means[other] for other in usable if other != site]
-        by_class = group_by_key((c, mean) for by in others for c, mean in by.items())
+        by_class = group_by_key(item for other in usable if other != site for item in means[other].items())
         centroids = {c: np.median(by_class[c], axis=0) for c in sorted(by_class)}
         if len(means[site].keys() & centroids.keys()) > 1:
             maps[site] = _map_at(centred[site] / scale, labels[site], {c: v / scale for c, v in centroids.items()})

@@ -95,8 +95,7 @@ def quantile(counts: Sequence[int], percent: float) -> float:
     if not len(total) or total[-1] == 0:
         return float("nan")
     wanted = percent / 100 * total[-1]
-    number = int(np.searchsorted(total, wanted, side="left"))
-    number = max(number, int(np.flatnonzero(total)[0]))
+    number = max(int(np.searchsorted(total, wanted)), int(np.flatnonzero(total)[0]))
     before = float(total[number - 1]) if number else 0.0
     return float(number + (wanted - before) / (float(total[number]) - before))
 
@@ -125,5 +124,5 @@ def jensen_shannon(counts: Mapping[int, int], others: Mapping[int, int]) -> floa
     numbers = sorted({*counts, *others})
     if not sum(counts.values()) or not sum(others.values()):
         return float("nan")
-    mixes = ([mix.get(number, 0) for number in numbers] for mix in (counts, others))
-    return float(jensenshannon(*mixes, base=2))  # SciPy divides each mix by its sum
+    # SciPy divides each mix by its sum.
+    return float(jensenshannon(*([mix.get(number, 0) for number in numbers] for mix in (counts, others)), base=2))

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from fairflare.base.checks import group_by_key
 from fairflare.core.cells import CLINICAL, Cell, Vector, pivot, value_of
-from fairflare.core.statistics.areas import ALL, OPERATING, ROUNDING, area_interval
+from fairflare.core.statistics.areas import ALL, OPERATING, area_interval
 from fairflare.core.statistics.group_intervals import interval_over_cases
 from fairflare.core.statistics.group_sums import CALIBRATION
 from fairflare.core.statistics.inequality import errors_test
-from fairflare.core.statistics.intervals import LEVEL
+from fairflare.core.statistics.intervals import LEVEL, ROUNDING
 from fairflare.reporting.documents import RunResults
 from fairflare.reporting.layout import MISSING, Shown, Table, interval, number, p_value
 from fairflare.reporting.layout import Cell as Entry
@@ -44,26 +45,28 @@ def clinical_of(by_site: Mapping[str, Any]) -> tuple[list[Cell], list[Vector]]:
     Args:
         by_site: figures of each site, from :func:`fairflare.federation.site.clinical.read_clinical`.
     """
-    cells, vectors = list[Cell](), list[Vector]()
+    cells = list[Cell]()
     for site, classes in by_site.items():
-        over_all = {**classes[ALL]}
-        bins = np.ravel(over_all.pop(CALIBRATION)).tolist()
-        vectors.append(Vector(CALIBRATION, site, unit="bins", values=tuple(bins)))
-        cells += [_cell(site, "", name, value) for name, value in over_all.items()]
+        cells += [_cell(site, "", name, value) for name, value in classes[ALL].items() if name != CALIBRATION]
         cells += [cell for name, figures in classes.items() if name != ALL for cell in _figures(site, name, figures)]
-    for name in dict.fromkeys(name for classes in by_site.values() for name in classes if name != ALL):
-        of_class = [classes[name] for classes in by_site.values() if name in classes]
+    by_class = group_by_key(item for classes in by_site.values() for item in classes.items() if item[0] != ALL)
+    for name, figures_of_sites in by_class.items():
         known = [
             figures
-            for figures in of_class
+            for figures in figures_of_sites
             if figures["auc_variance"] > ROUNDING and min(figures["cases_with"], figures["cases_without"]) >= 2
         ]
         if len(known) > 1:
-            errors = np.sqrt([figures["auc_variance"] for figures in known]).tolist()
-            cases = [int(min(figures["cases_with"], figures["cases_without"])) for figures in known]
-            test = errors_test([figures["auc"] for figures in known], errors, cases, low=0, high=1)
-            cells.append(_cell("", name, "auc_p_value", test.p_value))
-    return cells, vectors
+            cells.append(_cell("", name, "auc_p_value", errors_test(
+                [figures["auc"] for figures in known],
+                np.sqrt([figures["auc_variance"] for figures in known]).tolist(),
+                [int(min(figures["cases_with"], figures["cases_without"])) for figures in known],
+                low=0, high=1,
+            ).p_value))  # fmt: skip
+    return cells, [
+        Vector(CALIBRATION, site, unit="bins", values=tuple(np.ravel(classes[ALL][CALIBRATION]).tolist()))
+        for site, classes in by_site.items()
+    ]
 
 
 def _cell(site: str, part: str, name: str, value: float, low: float = math.nan, high: float = math.nan) -> Cell:
@@ -111,10 +114,12 @@ def clinical_table(results: RunResults) -> Table:
                 Shown(MISSING if None in counts else "/".join(f"{count:.0f}" for count in counts), counts),
                 value_of(over_all, "brier"), value_of(over_all, "ece"),
             ])  # fmt: skip
-    heads = [(rate + suffix).replace("_", " ") for rate, _, suffix in asked]
     return Table(
-        "clinical", CAPTION,
-        ["site", "class", "AUC", "PR-AUC (share)", *heads, "/".join(COUNTS).upper(), "Brier", "ECE"], rows,
+        "clinical", CAPTION, [
+            "site", "class", "AUC", "PR-AUC (share)",
+            *((rate + suffix).replace("_", " ") for rate, _, suffix in asked),
+            "/".join(COUNTS).upper(), "Brier", "ECE",
+        ], rows,
         folded=True, lead=2,
         csv_columns=[
             ["site"], ["class"], [f"auc{end}" for end in ENDS], ["pr_auc", "prevalence"],

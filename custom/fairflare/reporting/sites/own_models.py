@@ -41,8 +41,8 @@ def personal(
         at_others: primary metric of each site's own model at the other sites, by the site whose model it is.
     """
     gains = {site: stats["own_gain"] or [math.nan] * 7 for site, stats in sorted(told.items())}
-    tested = [site for site, gain in gains.items() if math.isfinite(gain[5])]
-    corrected = dict(zip(tested, holm([gains[site][5] for site in tested]).tolist() if tested else [], strict=True))
+    tested = {site: gain[5] for site, gain in gains.items() if math.isfinite(gain[5])}
+    corrected = dict(zip(tested, holm([*tested.values()]).tolist(), strict=True))
     sign, sites = 1 if metric.higher_is_better else -1, {}
     for site, (before, own, gain, low, high, p, error) in gains.items():
         steps, p_holm = told[site]["tuned_steps"], corrected.get(site, math.nan)
@@ -87,8 +87,9 @@ def advice_sentences(results: RunResults) -> dict[str, tuple[str, list[str]]]:
         more = f"; about {of['enough']} test cases would" if of["enough"] else ""
         if of["advice"] == UNSURE and ends != MISSING and (of["low"] > 0 or of["high"] < 0):
             more = f", which excludes 0, but not after the correction for {tests} sites{more}"
-        told = f" ({number(of['gain'], sign='+')}, {sure}{more})" if tested else ""
-        groups.setdefault(of["advice"], {})[site] = site + told
+        groups.setdefault(of["advice"], {})[site] = (
+            f"{site} ({number(of['gain'], sign='+')}, {sure}{more})" if tested else site
+        )
     return {
         advice: (words.format(", ".join(groups[advice].values())), [*groups[advice]])
         for advice, words in WORDS.items() if advice in groups
@@ -99,8 +100,10 @@ def personal_notes(results: RunResults) -> list[str]:
     """Return sentences on sites without an own model, and on models that were not tested at the other sites."""
     alone = [s for s, of in results.personal.get("sites", {}).items() if of["own"] is not None and not of["others"]]
     untested = f"Own models that the other sites did not test, as submit_model is not true at {', '.join(alone)}."
-    lacking = [f"No own model of {site}: {why}." for site, why in results.personal.get("left_out", {}).items()]
-    return lacking + [untested] * bool(alone)
+    return [
+        *(f"No own model of {site}: {why}." for site, why in results.personal.get("left_out", {}).items()),
+        *[untested] * bool(alone),
+    ]
 
 
 def personal_tables(results: RunResults) -> list[Table]:

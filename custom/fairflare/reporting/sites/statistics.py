@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Literal, TypeAlias
 from pydantic import BaseModel, Field
 
 from fairflare.base.cases.census import list_unexplained, question
-from fairflare.base.checks import group_by_key, true_texts
+from fairflare.base.checks import group_by_key, refuse, true_texts
 from fairflare.base.disk.files import write_whole
 from fairflare.base.plugins import tell_listeners
 from fairflare.core.statistics.site_figures import (
@@ -182,10 +181,14 @@ def check(site: str, counts: Mapping[str, int], histograms: Mapping[str, Histogr
             ends = [AXES[axis].number(of.high - AXES[axis].width) for of in histogram.bins]
         except (ValueError, OverflowError) as error:
             raise ValueError(f"site {site!r}: {axis}: {error}") from error
-        if len(set(numbers)) != len(numbers) or ends != numbers:
-            raise ValueError(f"site {site!r}: {axis}: its bins must be {AXES[axis].width:g} wide, each once")
-        if histogram.suppressed < 0:
-            raise ValueError(f"site {site!r}: {axis}: the bins hold more than its {histogram.records} records")
+        refuse({
+            f"site {site!r}: {axis}: its bins must be {AXES[axis].width:g} wide, each once": (
+                len(set(numbers)) != len(numbers) or ends != numbers
+            ),
+            f"site {site!r}: {axis}: the bins hold more than its {histogram.records} records": (
+                histogram.suppressed < 0
+            ),
+        })  # fmt: skip
 
 
 def _list_suppressed(counts: Mapping[str, int], histograms: Mapping[str, Histogram]) -> list[str]:
@@ -201,20 +204,23 @@ def _list_suppressed(counts: Mapping[str, int], histograms: Mapping[str, Histogr
 
 def _pool(sites: Sequence[Figures]) -> Figures:
     """Return the figures of several sites together, as sums of their counts and histograms."""
-    names = [name for name in COUNTS if name not in ("min_cases", "synthetic", "annotated", "findings", "channels")]
-    counts = {name: sum(site.counts.get(name, 0) for site in sites) for name in names}
+    counts = {
+        name: sum(site.counts.get(name, 0) for site in sites)
+        for name in COUNTS
+        if name not in ("min_cases", "synthetic", "annotated", "findings", "channels")
+    }
     histograms = {}
     for axis, of in AXES.items():
         having = [site.histograms[axis] for site in sites if axis in site.histograms]
-        total: Counter[int] = Counter()
-        for histogram in having:
-            total.update(histogram.count_bins(axis))
+        by_bin = group_by_key(item for histogram in having for item in histogram.count_bins(axis).items())
         if having:
-            bins = [
-                Bin(low=round(k * of.width, 6), high=round((k + 1) * of.width, 6), count=total[k])
-                for k in sorted(total)
-            ]
-            histograms[axis] = Histogram(records=sum(histogram.records for histogram in having), bins=bins)
+            histograms[axis] = Histogram(
+                records=sum(histogram.records for histogram in having),
+                bins=[
+                    Bin(low=round(k * of.width, 6), high=round((k + 1) * of.width, 6), count=sum(by_bin[k]))
+                    for k in sorted(by_bin)
+                ],
+            )
     return Figures.compute(
         counts, histograms, sorted({text.partition(":")[0] for site in sites for text in site.suppressed})
     )
@@ -243,10 +249,13 @@ def _mixes(sites: Mapping[str, Figures], site: str) -> tuple[dict[int, int], dic
 
 
 def _distances(sites: Mapping[str, Figures], site: str) -> Distances:
-    dense = sites[site].dense(), others_of(sites, site).dense()
-    both = wasserstein(*dense, AXES[INTENSITY].width), jensen_shannon(*_mixes(sites, site))
-    distances = [None if math.isnan(value) else value for value in both]
-    return Distances(intensity_wasserstein=distances[0], classes_jensen_shannon=distances[1])
+    distances = {
+        "intensity_wasserstein": wasserstein(
+            sites[site].dense(), others_of(sites, site).dense(), AXES[INTENSITY].width
+        ),
+        "classes_jensen_shannon": jensen_shannon(*_mixes(sites, site)),
+    }
+    return Distances(**{name: None if math.isnan(value) else value for name, value in distances.items()})
 
 
 # ------------------------------------------------------------------------------------------------ in words
@@ -284,35 +293,37 @@ def _sentences(document: StatsDocument) -> list[str]:
     if mixed and not partly and alike:
         answers.append(_note_classes(document, mixed))
     counts = {site: of.counts for site, of in document.sites.items()}
-    hidden = [site for site, of in counts.items() if "cases" not in of]
-    empty = [f"{site} {of['empty_masks']}" for site, of in counts.items() if of.get("empty_masks")]
-    lost = [
-        f"{site} {count}"
-        for site, of in counts.items()
-        if (count := of.get("unusable", 0) + of.get("missing_labels", 0))
-    ]
     part = [
         f"{site}: {', '.join(of.suppressed)}"
         for site, of in document.sites.items()
-        if of.suppressed and site not in hidden
+        if of.suppressed and "cases" in of.counts
     ]
+    lists = {
+        ("Findings that not all sites report are not compared: ", "."): [document.class_name(k) for k in unknown],
+        ("Masks that mark nothing: ", "."): [
+            f"{site} {of['empty_masks']}" for site, of in counts.items() if of.get("empty_masks")
+        ],
+        ("Entries that cannot be used, in no figure: ", "; `fairflare check-data` at the site names them."): [
+            f"{site} {count}"
+            for site, of in counts.items()
+            if (count := of.get("unusable", 0) + of.get("missing_labels", 0))
+        ],
+        ("SUPPRESSED: ", " has fewer cases than its min_cases, or none; it is in no figure."): [
+            site for site, of in counts.items() if "cases" not in of
+        ],
+    }
     channels = group_by_key((max(1, of.counts.get("channels", 0)), site) for site, of in document.sites.items())
-    notes = true_texts({
+    answers += true_texts({
         "The sites' cases have different numbers of images (channels): "
         f"{'; '.join(f'{count} at {join_parts(sites)}' for count, sites in channels.items())}.": len(channels) > 1,
         f"The mixes of classes are not compared: the file of {join_parts(partly)} says that only some are annotated "
         "there; of the others a share of 0 means not annotated.": partly,
         f"The labels are not compared: those of {join_parts(several)} are findings, the others' are none.": not alike,
-        "Findings that not all sites report are not compared: "
-        f"{join_parts(map(document.class_name, unknown))}.": unknown,
-        f"Masks that mark nothing: {join_parts(empty)}.": empty,
-        f"Entries that cannot be used, in no figure: {join_parts(lost)}; `fairflare check-data` at the site names "
-        "them.": lost,
-        f"SUPPRESSED: {join_parts(hidden)} has fewer cases than its min_cases, or none; it is in no figure.": hidden,
+        **{f"{before}{join_parts(names)}{after}": names for (before, after), names in lists.items()},
         "SUPPRESSED, as fewer than min_cases cases have it (or would be told by a difference): "
         f"{'; '.join(part)}.": part,
     })  # fmt: skip
-    return [*answers, *notes]
+    return answers
 
 
 def _note_intensity(document: StatsDocument, site: str, distance: float) -> str:
@@ -341,6 +352,9 @@ def write_statistics(document: StatsDocument, folder: Path) -> list[str]:
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    text = document.model_dump_json(indent=2) + "\n"
-    write_whole(folder / DOCUMENT, partial(Path.write_text, data=text, encoding="utf-8"), shared=True)
+    write_whole(
+        folder / DOCUMENT,
+        partial(Path.write_text, data=document.model_dump_json(indent=2) + "\n", encoding="utf-8"),
+        shared=True,
+    )
     return [*document.sentences, *tell_listeners(folder / DOCUMENT)]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Any
 
 from fairflare.base.aspect import ASPECTS, GROUPS, SUMS
 from fairflare.base.aspect import SAMPLING as SAMPLED
-from fairflare.base.checks import MAX_REASON, group_by_key
+from fairflare.base.checks import MAX_REASON, group_by_key, refuse
 from fairflare.base.settings import build
 from fairflare.base.task import Metric
 from fairflare.core.plans.counts import Counts
@@ -122,28 +122,25 @@ def field_row(field: Field, when: str) -> Row:
     Raises:
         ValueError: the field has no ``doc``.
     """
-    if not field.doc:
-        raise ValueError(f"field {field.name!r} has no doc=...; say in one phrase what leaves the site")
+    refuse({f"field {field.name!r} has no doc=...; say in one phrase what leaves the site": not field.doc})
     floor = f"`{MIN_CASES}`" if field.of and MIN_CASES not in field.keep else ""
-    keep = "; ".join(text for text in (field.keep, floor) if text)
-    return (f"`{field.name}`", _code(when), field.doc, field.reveals, keep)
+    return (f"`{field.name}`", _code(when), field.doc, field.reveals, "; ".join(filter(None, (field.keep, floor))))
 
 
 def _metric_row(metric: Metric) -> Row:
-    keep = f"`{METRICS_BY_CLASS}`, `{MIN_CASES}`" if metric.by_class else f"`{MIN_CASES}`"
-    return (f"`{metric.family or metric.name}`", metric.doc, metric.reveals, keep)
+    kept_by = [f"`{METRICS_BY_CLASS}`"] * metric.by_class + [f"`{MIN_CASES}`"]
+    return (f"`{metric.family or metric.name}`", metric.doc, metric.reveals, ", ".join(kept_by))
 
 
 def _table(head: Sequence[str], rows: Iterable[Row]) -> str:
     """Return a table in Markdown; a long cell that equals the one above it is written as "as above"."""
-    shortened = (
+    lines = [head, ["---"] * len(head), *(
         [
             "as above" if len(cell) > len("as above") * 4 and cell == over else cell
             for over, cell in zip(*two, strict=True)
         ]
         for two in pairwise([head, *rows])
-    )
-    lines = [head, ["---"] * len(head), *shortened]
+    )]  # fmt: skip
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
@@ -158,39 +155,41 @@ FIELDS = ("field", "in", "what it is", "what it may reveal", "kept at home by")
 
 
 def _all_methods() -> list[Row]:
-    rows: list[Row] = [(f"`{name}`", _code(row[0]), *row[1:]) for name, row in ENVELOPE.items()]
-    rows += [field_row(f, WHEN.get(f.name, EVERY)) for f in (*COUNTS, *STATS)]
-    rows.append((
-        "`metrics`", f"`{TASK_TRAIN}`, `{TASK_VALIDATE}`",
-        "how good the received model, with what stays at the site, is on the validation split, and the final one on "
-        "the test split and on each further test list; the last one on the validation split too: a cell for each, of "
-        "`metric`, `split`, and `value` or `reason`: not finite, or withheld, as are then all that could be there",
-        "see the tasks; of a withheld one that few cases have its class, perhaps none",
-        f"those by class: `{METRICS_BY_CLASS}`; of too few cases: `{MIN_CASES}`",
-    ))  # fmt: skip
-    return rows
+    return [
+        *((f"`{name}`", _code(row[0]), *row[1:]) for name, row in ENVELOPE.items()),
+        *(field_row(f, WHEN.get(f.name, EVERY)) for f in (*COUNTS, *STATS)),
+        (
+            "`metrics`", f"`{TASK_TRAIN}`, `{TASK_VALIDATE}`",
+            "how good the received model, with what stays at the site, is on the validation split, and the final one "
+            "on the test split and on each further test list; the last one on the validation split too: a cell for "
+            "each, of `metric`, `split`, and `value` or `reason`: not finite, or withheld, as are then all that could "
+            "be there",
+            "see the tasks; of a withheld one that few cases have its class, perhaps none",
+            f"those by class: `{METRICS_BY_CLASS}`; of too few cases: `{MIN_CASES}`",
+        ),
+    ]  # fmt: skip
 
 
 def _rows_by_method() -> dict[str, Any]:
     """Return rows of the values that rules ask for, with their methods; and titles of methods that ask for none."""
     methods = sorted(all_methods().values(), key=lambda m: (m.rule.__name__, m.name))
-    asking: list[Row] = []
-    without: list[Method] = []
-    for rule, group in groupby(methods, key=lambda m: m.rule):
-        of_rule = list(group)
-        rows = [field_row(f, TASK_TRAIN) for f in rule.report_fields]
-        rows += [field_row(f, TASK_ANCHOR) for f in anchor_fields(rule)]
-        asking += [(_titles(of_rule), *row) for row in rows]
-        without += [] if rows else of_rule
-    return {"by_method": asking, "without": _titles(without)}
+    by_rule = group_by_key((m.rule, m) for m in methods)
+    fields_of = {
+        rule: [*((f, TASK_TRAIN) for f in rule.report_fields), *((f, TASK_ANCHOR) for f in anchor_fields(rule))]
+        for rule in by_rule
+    }
+    return {
+        "by_method": [(_titles(by_rule[rule]), *field_row(*f)) for rule, fields in fields_of.items() for f in fields],
+        "without": _titles(m for m in methods if not fields_of[m.rule]),
+    }
 
 
 def _stays() -> list[Row]:
     """Return rows about tensors that stay at a site because of its method, or of a setting of every method."""
-    rows: list[Row] = [
-        (f"{m.title} (`{m.name}`)", doc) for m in all_methods().values() if (doc := build(m.training, m.site).home.doc)
+    return [
+        *((_titles([m]), doc) for m in all_methods().values() if (doc := build(m.training, m.site).home.doc)),
+        *((f"every method with `{choice}`", doc) for one in ASPECTS for choice, doc in one.stays.items()),
     ]
-    return rows + [(f"every method with `{choice}`", doc) for one in ASPECTS for choice, doc in one.stays.items()]
 
 
 def _titles(methods: Iterable[Method]) -> str:
@@ -213,35 +212,33 @@ def _tasks() -> list[Row]:
 
 
 def _directives() -> list[Row]:
-    rows = _group_rows(
-        ((f"`{name}`", doc), f"`{method.name}`")
-        for method in all_methods().values()
-        for name, doc in method.rule.directive_docs.items()
-    )
-    rows += [
-        (f"`{m.name}`", "tensors `beside/*`", m.rule.beside_doc)
-        for m in all_methods().values()
-        if issubclass(m.rule, SendsBeside)
-    ]
-    fine_tuned = "each site fine-tunes a model of its own, and tests it"
+    methods = all_methods().values()
     return [
-        *rows,
+        *_group_rows(
+            ((f"`{name}`", doc), f"`{m.name}`") for m in methods for name, doc in m.rule.directive_docs.items()
+        ),
+        *(
+            (f"`{m.name}`", "tensors `beside/*`", m.rule.beside_doc)
+            for m in methods if issubclass(m.rule, SendsBeside)
+        ),
         *(("any, instead of its own", f"`{name}`", doc) for name, doc in WithoutReports.directive_docs.items()),
         *(("any, with `crt_rounds`", f"`{name}`", doc) for name, doc in ClassifierAverage.directive_docs.items()),
-        ("any, with `personalise=finetune`", f"`{DIRECTIVE}`", fine_tuned),
-    ]
-
-
-def _plan() -> dict[str, object]:
-    axes = [Counts({32: 1})] * 3
-    return plan_of(Answers(axes, axes, axes), channels=["MR"], outputs=3, memory=8)
+        (
+            "any, with `personalise=finetune`", f"`{DIRECTIVE}`",
+            "each site fine-tunes a model of its own, and tests it",
+        ),
+    ]  # fmt: skip
 
 
 #: Metrics of the example segmentation tasks from which the privacy page lists all metrics that a task may declare.
 MASK_METRICS = ("iou", "hd95", "assd", "surface_dice", "volume_error")
+AXES = [Counts({32: 1})] * 3  # counts of a made-up case, for which the example of nnU-Net is planned
 EXAMPLES: Mapping[str, Mapping[str, object]] = {
     "segmentation": {"num_classes": 2, "metrics": MASK_METRICS},
     "volume_segmentation": {"num_classes": 2, "metrics": MASK_METRICS},
     "classification": {"phantom": "endoscopy"},
-    "nnunet": {"num_classes": 2, "metrics": MASK_METRICS, "plan": _plan()},
-}
+    "nnunet": {
+        "num_classes": 2, "metrics": MASK_METRICS,
+        "plan": plan_of(Answers(AXES, AXES, AXES), channels=["MR"], outputs=3, memory=8),
+    },
+}  # fmt: skip

@@ -14,7 +14,6 @@ AUTO = "auto"
 FOR_HOSPITALS: dict[str, Any] = {
     "max_weight": AUTO, "max_excess": 0.16, "max_samples": 100_000, "max_update_norm": 3.0,
 }  # fmt: skip
-_MOST, _TIMES_EQUAL = 0.4, 1.5
 
 
 def auto_share(num_sites: int) -> float:
@@ -22,7 +21,7 @@ def auto_share(num_sites: int) -> float:
 
     With this share and ``max_excess`` 0.16 a third of the sites never holds half of the weight.
     """
-    return min(_MOST, _TIMES_EQUAL / num_sites)
+    return min(0.4, 1.5 / num_sites)
 
 
 @settings
@@ -59,10 +58,8 @@ class Bounds:
 
 def bounds_of(run: Bounds, num_sites: int) -> dict[str, Any]:
     """Return the bounds of a run by name, with ``max_weight=auto`` resolved for a job of ``num_sites`` sites."""
-    settings = {name: getattr(run, name) for name in field_names(Bounds)}
-    if run.max_weight == AUTO and num_sites:
-        settings["max_weight"] = auto_share(num_sites)
-    return settings
+    resolved = {"max_weight": auto_share(num_sites)} if run.max_weight == AUTO and num_sites else {}
+    return {name: getattr(run, name) for name in field_names(Bounds)} | resolved
 
 
 def describe_bounds(run: Bounds, num_sites: int | None) -> str:
@@ -70,6 +67,8 @@ def describe_bounds(run: Bounds, num_sites: int | None) -> str:
     settings = bounds_of(run, num_sites or 0)
     shown = {name: f"{settings[name]:g}" for name in FOR_HOSPITALS if isinstance(settings[name], (int, float))}
     if run.max_weight == AUTO:
-        rule = f"{AUTO} (min(0.4, 1.5/K), K the sites that take part)"
-        shown["max_weight"] = rule if not num_sites else f"{auto_share(num_sites):.4g} ({AUTO}, {num_sites} sites)"
+        shown["max_weight"] = (
+            f"{auto_share(num_sites):.4g} ({AUTO}, {num_sites} sites)" if num_sites
+            else f"{AUTO} (min(0.4, 1.5/K), K the sites that take part)"
+        )  # fmt: skip
     return ", ".join(f"{name} {shown[name]}" for name in FOR_HOSPITALS if name in shown)

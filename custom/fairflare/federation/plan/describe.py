@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 from fairflare.base.acting import needs_of
 from fairflare.base.aspect import PRIVATE, refusals
-from fairflare.base.checks import choice, unknown
+from fairflare.base.checks import choice, refuse, unknown
 from fairflare.base.described import Setting, describe_settings, format_setting, markdown
 from fairflare.base.settings import Part, build, field_names, values_of
 from fairflare.core.states import Aggregate
@@ -92,8 +93,7 @@ class Listed:
 
 def overview() -> list[Listed]:
     """Return the descriptions of all methods by group, sorted by name within a group."""
-    order = list(GROUPS)
-    return [_list_method(m) for m in sorted(all_methods().values(), key=lambda m: order.index(m.group))]
+    return [_list_method(m) for m in sorted(all_methods().values(), key=lambda m: [*GROUPS].index(m.group))]
 
 
 def _list_method(m: Method) -> Listed:
@@ -115,25 +115,24 @@ def method_table(more: Mapping[str, Mapping[str, str]] = {}) -> str:
     Args:
         more: further columns by name, each with its cells by the method's name.
     """
-    columns, rows = (
-        ("job", "method", "what it does", "model", "bytes", "passes", "secure sums", "DP", "learns", *more, "source"),
-        [],
-    )
-    group = ""
-    for m in overview():
-        if m.group != group:
-            rows += [
-                *([""] if group else []), f"### {m.group}: fair to {m.fair_to}", "", f"| {' | '.join(columns)} |",
-                "|---" * len(columns) + "|",
-            ]  # fmt: skip
-            group = m.group
-        cells = (
-            f"`{m.name}`", f"[{m.title}]({m.page}.md)" if m.page else m.title, m.summary, m.model, m.traffic, m.passes,
-            "yes" if m.secure_sums else "no", "yes" if m.private else "no", ", ".join(m.learns),
-            *(cells.get(m.name, "") for cells in more.values()), m.source,
-        )  # fmt: skip
-        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(rows)
+    columns = (
+        "job", "method", "what it does", "model", "bytes", "passes", "secure sums", "DP", "learns", *more, "source",
+    )  # fmt: skip
+    lines: list[str] = []
+    for (group, fair_to), methods in groupby(overview(), key=lambda m: (m.group, m.fair_to)):
+        rows = [
+            (
+                f"`{m.name}`", f"[{m.title}]({m.page}.md)" if m.page else m.title, m.summary, m.model, m.traffic,
+                m.passes, "yes" if m.secure_sums else "no", "yes" if m.private else "no", ", ".join(m.learns),
+                *(cells.get(m.name, "") for cells in more.values()), m.source,
+            )
+            for m in methods
+        ]  # fmt: skip
+        lines += [
+            "", f"### {group}: fair to {fair_to}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|",
+            *("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows),
+        ]  # fmt: skip
+    return "\n".join(lines[1:])
 
 
 def sections(name: str, kind: str | None = None) -> dict[str, list[Setting]]:
@@ -155,17 +154,17 @@ def sections(name: str, kind: str | None = None) -> dict[str, list[Setting]]:
     paper = find_published_setting(method)
     published = paper.settings if paper and kind == (paper.task or method.task) else training_by_task(kind, method)
     dealt = deal_to((paper or method).num_sites, task)
-    server, site, learns = (
-        {**usual, **published} for usual in (method.server, method.site, {**dealt, **method.learns})
-    )
     return {
-        f"{method.title}, at the server: {method.rule.__name__}": _replace_defaults(
-            describe_settings(method.rule), server
-        ),
-        f"{method.title}, at the sites: {method.training.__name__}": _replace_defaults(
-            describe_settings(method.training), site
-        ),
-        f"{method.title}, task: {kind}": _replace_defaults(describe_settings(task), learns),
+        f"{method.title}, {where}": [
+            replace(s, default=chosen[s.name], required=False) if s.name in chosen else s
+            for s in describe_settings(cls)
+        ]
+        for where, cls, chosen in (
+            (f"at the server: {method.rule.__name__}", method.rule, {**method.server, **published}),
+            (f"at the sites: {method.training.__name__}", method.training, {**method.site, **published}),
+            (f"task: {kind}", task, {**dealt, **method.learns, **published}),
+        )
+    } | {
         BOUNDS_TITLE: describe_settings(Bounds),
         RUN_TITLE: [
             s for s in describe_settings(RunSettings) if s.name in set(LIKE_SETTINGS) - set(field_names(Bounds))
@@ -213,26 +212,27 @@ def settings_in_use(
     """
     groups = sections(name, kind)
     known = [setting.name for group in groups.values() for setting in group]
-    for wanted in only:
-        if wanted not in known:
-            where = f"`fairflare describe {name}` has all {len(known)}"
-            raise ValueError(f"method {name!r} has no setting {wanted!r}{unknown(wanted, known, where)}")
+    where = f"`fairflare describe {name}` has all {len(known)}"
+    refuse({
+        f"method {name!r} has no setting {wanted!r}{unknown(wanted, known, where)}": wanted not in known
+        for wanted in only
+    })  # fmt: skip
     make = partial(make_plan, name, task=kind, shown=True, settings=given)
     quick = make()
     paper = make(small=False) if papers_of(get_method(name)) else quick
     by_title: dict[str, list[InUse]] = {}
     for place, (title, settings) in enumerate(groups.items()):
         part, other = ((p.rule, p.training, p.task, p.run, p.run)[place] for p in (quick, paper))
-        needs = needs_of(type(part))
-        by_title[title] = []
-        for setting in settings:
-            if only and setting.name not in only:
-                continue
-            here, there = (_value(component, setting) for component in (part, other))
-            need = needs.get(setting.name)
-            of_paper = "" if format_setting(here) == format_setting(there) else format_setting(there)
-            by_title[title].append(InUse(replace(setting, default=here, required=False), of_paper, str(need or "")))
-    return {title: settings for title, settings in by_title.items() if settings}
+        if shown := [_compare_values(setting, part, other) for setting in settings if not only or setting.name in only]:
+            by_title[title] = shown
+    return by_title
+
+
+def _compare_values(setting: Setting, part: Any, of_paper: Any) -> InUse:
+    """Return a setting with the value of a component of the quick job, and of the paper's where that differs."""
+    here, there = (_value(component, setting) for component in (part, of_paper))
+    needs, different = needs_of(type(part)).get(setting.name), format_setting(here) != format_setting(there)
+    return InUse(replace(setting, default=here, required=False), format_setting(there) * different, str(needs or ""))
 
 
 def _value(component: Any, setting: Setting) -> Any:
@@ -261,19 +261,19 @@ def describe_setting(used: InUse) -> str:
 def quick_job(name: str, kind: str | None = None) -> str:
     """Return a text about the settings in which a quick job on a kind of task differs from the paper's settings."""
     quick, paper = (make_plan(name, task=kind, small=small, shown=True) for small in (True, False))
-    given = []
-    for one, other in ((quick.rule, paper.rule), (quick.training, paper.training), (quick.task, paper.task)):
-        values, usual = values_of(one)["args"], values_of(other)["args"]
-        given += [f"{name}={_print_value(getattr(one, name))}" for name in values if values[name] != usual[name]]
-    number = f"{quick.run.num_rounds} rounds, {len(quick.sites or [])} sites"
-    text = f"Without --paper a job has {number}" + (f" and {', '.join(given)}." if given else ".")
-    published, text = papers_of(get_method(name)), f"{text} Secure sums (secure=sums): {sums_of(get_method(name))}."
-    return text if published else f"No published setting: the defaults are those of its classes. {text}"
+    given = [
+        f"{setting}={_print_value(getattr(one, setting))}"
+        for one, other in ((quick.rule, paper.rule), (quick.training, paper.training), (quick.task, paper.task))
+        for setting, value in values_of(one)["args"].items()
+        if value != values_of(other)["args"][setting]
+    ]
+    method, also = get_method(name), f" and {', '.join(given)}" if given else ""
+    unpublished = "" if papers_of(method) else "No published setting: the defaults are those of its classes. "
+    return (
+        f"{unpublished}Without --paper a job has {quick.run.num_rounds} rounds, {len(quick.sites or [])} sites{also}. "
+        f"Secure sums (secure=sums): {sums_of(method)}."
+    )
 
 
 def _print_value(value: Any) -> str:
     return str(value.kind) if isinstance(value, Part) else format_setting(value)
-
-
-def _replace_defaults(declared: list[Setting], chosen: Any) -> list[Setting]:
-    return [replace(s, default=chosen[s.name], required=False) if s.name in chosen else s for s in declared]

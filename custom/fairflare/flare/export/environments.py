@@ -34,9 +34,7 @@ class PocEnv(StockPocEnv):
         result = super().get_job_result(job_id, timeout)
         if not result:
             return None
-        folder = self.results / job_id
-        shutil.copytree(result, folder, dirs_exist_ok=True)
-        return str(folder)
+        return str(shutil.copytree(result, self.results / job_id, dirs_exist_ok=True))
 
 
 def of(run: Run, timeout: float = 0.0) -> RunResults:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,7 @@ class ImageStatistics(Intensities, Statistics):
     def __post_init__(self) -> None:
         Statistics.__init__(self)
         super().__post_init__()
-        self._sums: SiteSums | None = None
-        self._site, self._own = "", dict[str, Any]()
+        self.open("", {})
 
     def reading(self, decoded: DecodedVolumes | None = None) -> Reading:
         return Reading(self.orientation, self.intensity, self.window, decoded)
@@ -89,20 +89,19 @@ class ImageStatistics(Intensities, Statistics):
             site: name of the site.
             own: content of the site's private file.
         """
-        self._site, self._own, self._sums = site, dict(own), None
+        self._site, self._own = site, dict(own)
+        self.__dict__.pop("sums", None)
 
-    @property
+    @cached_property
     def sums(self) -> SiteSums:
         """Return the site's counts, which are computed once and reused for every question of FLARE."""
-        if self._sums is None:
-            if PRIVACY in self._own:
-                raise SiteError(
-                    f"site {self._site!r}: sums over its images are not counted under its {PRIVACY!r}, so it sends none"
-                )
-            least = max(self.min_cases, setting(self._site, self._own, MIN_CASES, 1, PositiveInt))
-            settings = {key: value for key, value in self._own.items() if key not in SHELL_SETTINGS}
-            self._sums = measure(self._site, settings, self.task or kind_of_labels(settings), self.reading(), least)
-        return self._sums
+        if PRIVACY in self._own:
+            raise SiteError(
+                f"site {self._site!r}: sums over its images are not counted under its {PRIVACY!r}, so it sends none"
+            )
+        least = max(self.min_cases, setting(self._site, self._own, MIN_CASES, 1, PositiveInt))
+        settings = {key: value for key, value in self._own.items() if key not in SHELL_SETTINGS}
+        return measure(self._site, settings, self.task or kind_of_labels(settings), self.reading(), least)
 
     def features(self) -> dict[str, list[Feature]]:
         """Return the names of the figures that may leave the site, as FLARE's features; other figures are left out."""
@@ -121,8 +120,10 @@ class ImageStatistics(Intensities, Statistics):
         """
         _, counts = self.sums.bins().get(feature_name, (0, {}))
         width = AXES[feature_name].width if feature_name in AXES else 0
-        bins = [Bin(round(k * width, DECIMALS), round((k + 1) * width, DECIMALS), n) for k, n in counts.items()]
-        return Histogram(HistogramType.STANDARD, bins)
+        return Histogram(
+            HistogramType.STANDARD,
+            [Bin(round(k * width, DECIMALS), round((k + 1) * width, DECIMALS), n) for k, n in counts.items()],
+        )
 
 
 class SiteStatistics(StatisticsController):
@@ -186,8 +187,7 @@ class SiteStatistics(StatisticsController):
             self._counts[site] = {name: _whole(name, count) for name, count in counts.items()}
             # FLARE asks only for histograms of features whose smallest and largest value it knows.
             for statistic, end in (("min", 0), ("max", 1)):
-                of_site = {DATASET: dict.fromkeys(self._counts[site], end)}
-                self.client_statistics.setdefault(statistic, {})[site] = of_site
+                self.client_statistics.setdefault(statistic, {})[site] = {DATASET: dict.fromkeys(counts, end)}
             return
         records = self._counts[site]
         axes = {axis: figures.Histogram(records=records[axis], bins=[]) for axis in AXES if axis in records}
@@ -279,9 +279,11 @@ def configs() -> dict[str, Any]:
 
     As each histogram has a range here, FLARE never asks a site for its smallest and largest value.
     """
-    ends = {"bins": AXES[INTENSITY].bins, "range": [0, 1]}
     # Features are listed by name, since `nvflare job submit` cannot read a job with FLARE's "*" for all features.
-    return {"count": {}, "histogram": {name: dict(ends) for name in (*AXES, *COUNTS)}}
+    return {
+        "count": {},
+        "histogram": {name: {"bins": AXES[INTENSITY].bins, "range": [0, 1]} for name in (*AXES, *COUNTS)},
+    }
 
 
 def cleansers(least: int) -> dict[str, Any]:

@@ -32,10 +32,11 @@ class EvaluationController(RoundsController):
     def lead(self, place: Place, listeners: Sequence[Listener]) -> None:
         """Test each given model at the sites, and write its results into a folder of its own."""
         shared = {name: getattr(self, name) for name in field_names(WithoutTraining)}
-        carried = Path(self.get_app_dir()) / MODELS
         for model in self.models:
             run = WithoutTraining(**{**shared, "label": model, "initial_ckpt": f"{model}.safetensors"})
-            place_of_model = replace(place, run_dir=place.run_dir / RESULTS / model, carried=carried)
+            place_of_model = replace(
+                place, run_dir=place.run_dir / RESULTS / model, carried=Path(self.get_app_dir()) / MODELS
+            )
             Rounds(self.task, self.rule, run, self, place_of_model, listeners).run()
 
 

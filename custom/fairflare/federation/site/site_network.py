@@ -50,8 +50,7 @@ class SiteNetwork:
         """
         terms = self._terms
         if request is not None:
-            partly = (request.exchange, request.makes, request.seed, request.rest)
-            terms = WHOLE if request.exchange == ALL else partly
+            terms = WHOLE if request.exchange == ALL else (request.exchange, request.makes, request.seed, request.rest)
         if self._own and terms[0] != ALL:
             raise SiteError(
                 f"site {self.site!r}: a script of its own trains the whole model; set exchange=all for this run"

@@ -183,20 +183,18 @@ class RoundsController(RunSettings, ModelController):
         Such a reply goes to the callback of the task that it answers, as meanwhile another task may have begun.
         """
         received = client_task.task.get_prop(AppConstants.TASK_PROP_CALLBACK)
-        why = _unreadable(client_task.client.name, client_task.result)
-        if why and isinstance(received, _Received):
+        if (why := _unreadable(client_task.client.name, client_task.result)) and isinstance(received, _Received):
             # A site that trains with its own script need not know the task ``check``.
-            site, code = client_task.client.name, ReturnCode.TASK_UNKNOWN
-            unknown = client_task.task.name == TASK_CHECK and why == _describe_answer(site, code)
-            received.hand_over(site, says_nothing() if unknown else why)
+            site = client_task.client.name
+            is_unknown = client_task.task.name == TASK_CHECK and why == _describe_answer(site, ReturnCode.TASK_UNKNOWN)
+            received.hand_over(site, says_nothing() if is_unknown else why)
         super()._process_result(client_task, fl_ctx)
 
     def _accept_train_result(
         self, client_name: str, result: Shareable, fl_ctx: FLContext, is_unknown_task: bool = False
     ) -> bool:
         self.fl_ctx = fl_ctx
-        why = _unreadable(client_name, result)
-        if why:
+        if why := _unreadable(client_name, result):
             self.warning(why)
             return False
         self.fl_ctx.set_prop(AppConstants.TRAINING_RESULT, result, private=True, sticky=False)
@@ -263,8 +261,7 @@ def _describe_answer(site: str, code: Any) -> str:
 def _unreadable(site: str, result: Shareable) -> str:
     """Return why a site's result holds no readable message; empty if it holds one."""
     try:
-        code = result.get_return_code()
-        if code and code != ReturnCode.OK:
+        if (code := result.get_return_code()) and code != ReturnCode.OK:
             blocked = ": a filter at the site blocks this answer" if code == ReturnCode.TASK_RESULT_FILTER_ERROR else ""
             return f"{_describe_answer(site, code)}{blocked}"
         FLModelUtils.from_shareable(result)

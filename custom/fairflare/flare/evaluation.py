@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
-from fairflare.base.settings import Positive, PositiveInt, field_names, settings
+from fairflare.base.settings import field_names, settings
 from fairflare.federation.collecting.transport import Listener
 from fairflare.federation.plan.run_settings import Place, PlanRun, WithoutTraining
 from fairflare.federation.server.planning import Planning
@@ -19,7 +18,7 @@ RESULTS = "evaluation"  # folder in the run directory, with a folder for each mo
 
 
 @settings
-class EvaluationController(RoundsController):
+class EvaluationController(WithoutTraining, RoundsController):
     """Test each model as the final test of a run does, one after the other.
 
     Args:
@@ -27,7 +26,6 @@ class EvaluationController(RoundsController):
     """
 
     models: list[str]
-    num_rounds: Literal[0] = 0
 
     def lead(self, place: Place, listeners: Sequence[Listener]) -> None:
         """Test each given model at the sites, and write its results into a folder of its own."""
@@ -41,16 +39,8 @@ class EvaluationController(RoundsController):
 
 
 @settings
-class PlanController(RoundsController):
-    """Ask the sites for counts of their cases, and write a plan beside the results.
-
-    Args:
-        plan_memory, min_cases: see :class:`fairflare.federation.plan.run_settings.PlanRun`.
-    """
-
-    num_rounds: Literal[0] = 0
-    plan_memory: Positive | None = None
-    min_cases: PositiveInt = 5
+class PlanController(PlanRun, RoundsController):
+    """Ask the sites for counts of their cases, and write a plan beside the results."""
 
     def lead(self, place: Place, listeners: Sequence[Listener]) -> None:
         """Lead the exchanges with the sites, and write ``plan.json`` beside the results."""

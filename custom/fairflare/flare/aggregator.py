@@ -188,9 +188,8 @@ class FairAggregator(Bounds, ModelAggregator):
     def reset_stats(self) -> None:
         """Start a round: forget the sites' results, but not the rule's own state."""
         self._shape = AsSent(as_updates=self._needs_updates)
-        self._kinds: dict[str, set[type]] = {}
-        self._counts: dict[str, tuple[int | None, Any]] = {}  # by site: num_samples, and steps as reported
-        self._metrics: dict[str, dict[str, float]] = {}
+        # By site: num_samples and steps as reported, types of the tensors, and metrics.
+        self._results: dict[str, tuple[int | None, Any, set[type], dict[str, float]]] = {}
         self._fault: OSError | None = None
         self._collector.begin(0, 1, shape=self._shape, received=None)
 
@@ -209,9 +208,12 @@ class FairAggregator(Bounds, ModelAggregator):
                 str(name): float(value) if isinstance(value, (np.integer, np.floating)) else value
                 for name, value in (model.metrics or {}).items()
             }
-            self._metrics[site] = {name: float(value) for name, value in numbers.items() if checks.is_number(value)}
-            self._kinds[site] = {_kind(value) for value in model.params.values()}
-            self._counts[site] = training.num_samples, (model.meta or {}).get(NUM_STEPS)
+            self._results[site] = (
+                training.num_samples,
+                (model.meta or {}).get(NUM_STEPS),
+                {_kind(value) for value in model.params.values()},
+                {name: float(value) for name, value in numbers.items() if checks.is_number(value)},
+            )
             self._collector.keep(training)
         except OSError as error:  # the server's own fault; if raised here, FLARE would only drop the site
             self._fault = error
@@ -246,21 +248,24 @@ class FairAggregator(Bounds, ModelAggregator):
         if self._needs_updates and not self._shape.only_updates:
             sent_out = {name: _make_tensor(name, self._shape.received[name]) for name in state}
             state, is_update = add_update(sent_out, state), False
-        kinds = set().union(*(self._kinds[site] for site in self.accepted))
+        results = [self._results[site] for site in self.accepted]
+        kinds = set[type]().union(*(kinds_of_site for _, _, kinds_of_site, _ in results))
+        # For a stock controller's ``stop_cond``: the mean of each metric that all sites measured.
+        shared = set.intersection(*({*metrics} for *_, metrics in results))
         back = (
             torch.Tensor.item if kinds == {float} else torch.as_tensor if torch.Tensor in kinds else torch.Tensor.numpy
         )
         return FLModel(
             params={name: back(tensor) for name, tensor in state.items()},
             params_type=ParamsType.DIFF if is_update else ParamsType.FULL,
-            metrics=_mean([self._metrics[site] for site in self.accepted]) or None,
+            metrics={n: sum(metrics[n] for *_, metrics in results) / len(results) for n in sorted(shared)} or None,
             current_round=current_round,
             meta={META_KEY: {"sites": self.accepted, "rejected": dict(self.rejected), "warnings": warnings}},
         )
 
     def _count_samples(self) -> Counts:
         """Return the number that each accepted site is weighed by, as in FLARE's own FedAvg, with warnings."""
-        given = {site: self._counts[site] for site in self.accepted}
+        given = {site: self._results[site][:2] for site in self.accepted}
         samples = {site: float(number) for site, (number, _) in given.items() if number is not None}
         steps = {site: number for site, (_, value) in given.items() if (number := _positive(value)) is not None}
         if samples and len(samples) >= len(steps):
@@ -289,8 +294,7 @@ class FairAggregator(Bounds, ModelAggregator):
         common, _ = Counter(signatures.values()).most_common(1)[0]
         for site, signature in signatures.items():
             if _fits(signature, common):
-                absent = sorted({name for name, *_ in common[2]} - {name for name, *_ in signature[2]})
-                if absent:
+                if absent := sorted({name for name, *_ in common[2]} - {name for name, *_ in signature[2]}):
                     log.info("site %r: %s did not come and count as unchanged", site, list_names(absent))
             else:
                 self._collector.drop(site, f"site {site!r} sent {_difference(signature, common)}")
@@ -310,8 +314,11 @@ class FairAggregator(Bounds, ModelAggregator):
     def _add_head(self, model: FLModel) -> Message:
         """Convert a result to a message with version and status, which a script without a report does not send."""
         message = decode_model(model)
-        given = message.meta if isinstance(message.meta, dict) else {}
-        message.meta = {"version": __version__, "status": STATUS_OK, **given}
+        message.meta = {
+            "version": __version__,
+            "status": STATUS_OK,
+            **(message.meta if isinstance(message.meta, dict) else {}),
+        }
         if _positive(message.meta.get("num_steps")) is None:  # FLARE counts such steps as 1
             message.meta.pop("num_steps", None)
         if message.current_round is not None:
@@ -361,9 +368,3 @@ def _difference(signature: Signature, common: Signature) -> str:
     if signature[1] != common[1]:
         return f"a result of round {signature[1]}, most sites of round {common[1]}"
     return f"another model than most sites: tensor {min({*signature[2]} ^ {*common[2]})[0]!r} differs"
-
-
-def _mean(metrics: list[dict[str, float]]) -> dict[str, float]:
-    """Return the mean of each metric that all sites measured, for a stock controller's ``stop_cond``."""
-    shared = set.intersection(*(set(m) for m in metrics)) if metrics else set()
-    return {name: sum(m[name] for m in metrics) / len(metrics) for name in sorted(shared)}

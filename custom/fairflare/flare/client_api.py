@@ -109,8 +109,13 @@ class Site:
         self.annotated = annotated
         criterion = loss if annotated is None else lambda outputs, masks: loss(self.known(outputs), self.known(masks))
         try:
-            data = ScriptData({"training": train, "validation": validation, "test": test}, classes)
-            self._task = LoopTask(model, criterion, data, metrics, prior=own_prior)
+            self._task = LoopTask(
+                model,
+                criterion,
+                ScriptData({"training": train, "validation": validation, "test": test}, classes),
+                metrics,
+                prior=own_prior,
+            )
         except Exception as error:
             # The server learns why this site takes no part. A script that ended now would take its answer with it.
             while flare.is_running():

@@ -28,7 +28,7 @@ from nvflare.app_common.statistics.numeric_stats import get_global_stats
 from nvflare.app_common.workflows.statistics_controller import StatisticsController
 from nvflare.fuel.utils import fobs
 
-from fairflare.base.checks import list_names, printable
+from fairflare.base.checks import list_names, printable, refuse
 from fairflare.base.settings import Flag, PositiveInt, settings
 from fairflare.core.statistics.site_figures import AXES, COUNTS, INTENSITY
 from fairflare.data.datalist import labels_in
@@ -162,8 +162,7 @@ class SiteStatistics(StatisticsController):
         site, phase = client_task.client.name, client_task.task.props[StatisticsConstants.STATISTICS_TASK_KEY]
         result, client_task.result = client_task.result, None
         try:
-            code = result.get_return_code()
-            if code != ReturnCode.OK:
+            if (code := result.get_return_code()) != ReturnCode.OK:
                 raise ValueError(f"its task failed ({code!s:.40}); the site's log says why")
             self.take(site, phase, fobs.loads(from_shareable(result).data[phase]))
         except Exception as error:  # a site may send any value, and FLARE's decoder may raise any error
@@ -237,9 +236,11 @@ def _read_features(answer: Any, statistic: str) -> Mapping[str, Any]:
 
 
 def _whole(name: str, value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= MOST_RECORDS:
-        raise ValueError(f"{name} must be a whole number from 0 to {MOST_RECORDS:g}, got {shorten_value(value)}")
-    return value
+    refuse({
+        f"{name} must be a whole number from 0 to {MOST_RECORDS:g}, got {shorten_value(value)}":
+            type(value) is not int or not 0 <= value <= MOST_RECORDS,
+    })  # fmt: skip
+    return int(value)
 
 
 @settings
@@ -323,8 +324,9 @@ def statistics_here(
         question = controller._prepare_inputs(phase)
         for site in sites:
             handler.stats_generator = generators[site]
-            answer = handler.execute_task(StatisticsConstants.FED_STATS_TASK, question, FLContext(), Signal())
-            answers = fobs.loads(answer[phase])
+            answers = fobs.loads(
+                handler.execute_task(StatisticsConstants.FED_STATS_TASK, question, FLContext(), Signal())[phase]
+            )
             for cleanser in cleansers(generator.min_cases).values():
                 answers, _ = cleanser.apply(answers, site)
             controller.take(site, phase, answers)

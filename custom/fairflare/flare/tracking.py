@@ -87,6 +87,10 @@ class FlareEvents(Curves):
 
         The event's model is the one that was validated, not the current global model.
         """
-        model = make_model_learnable(dict(state), {"current_round": number})
-        self.controller.fl_ctx.set_prop(AppConstants.GLOBAL_MODEL, model, private=True, sticky=False)
+        self.controller.fl_ctx.set_prop(
+            AppConstants.GLOBAL_MODEL,
+            make_model_learnable(dict(state), {"current_round": number}),
+            private=True,
+            sticky=False,
+        )
         self.controller.event(AppEventType.GLOBAL_BEST_MODEL_AVAILABLE)

@@ -77,11 +77,17 @@ class PlanRecipe(JobRecipe):
     def __init__(self, plan: Plan, *, name: str = "plan", packaging: str = "preinstalled") -> None:
         choice("packaging", packaging, PACKAGINGS)
         job = Job(JobConfig(plan, packaging, name))
-        settings = {key: getattr(plan.run, key) for key in field_names(PlanRun)}
-        job.to_server(PlanController(task=plan.task, rule=plan.rule, **settings), id="plans")
+        job.to_server(
+            PlanController(
+                task=plan.task, rule=plan.rule, **{key: getattr(plan.run, key) for key in field_names(PlanRun)}
+            ),
+            id="plans",
+        )
         job.to_server(dict(SERVER_CONFIG))
-        asked = [TASK_CHECK, TASK_PLAN, *(SUMS.tasks if plan.run.secure else ())]
-        job.to_clients(SiteExecutor(task=plan.task, training=plan.training), tasks=asked)
+        job.to_clients(
+            SiteExecutor(task=plan.task, training=plan.training),
+            tasks=[TASK_CHECK, TASK_PLAN, *(SUMS.tasks if plan.run.secure else ())],
+        )
         super().__init__(job)
 
 

@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from nvflare.apis.executor import Executor
 from nvflare.app_common.executors.client_api_executor import ClientAPIExecutor
 from nvflare.client.config import ExchangeFormat
 from nvflare.job_config.api import FedJob
@@ -86,19 +85,19 @@ def make_job(plan: Plan, name: str, packaging: str, *, isolate: bool = False) ->
     plugin = None if packaging == "bundle" else plugin_of(plan.method)
     job = Job(JobConfig(plan, packaging, name), *([plugin] if plugin else []))
     settings = {key: getattr(plan.run, key) for key in field_names(type(plan.run))}
-    training = plan.training if plan.script is not None else None
     if plan.run.initial_ckpt:
         settings["initial_ckpt"] = _carry_checkpoint(plan.run.initial_ckpt, packaging, job)
+    training = None if plan.script is None else plan.training
     job.to_server(RoundsController(task=plan.task, rule=plan.rule, training=training, **settings), id="rounds")
     job.to_server(TensorBoard(), id=TENSORBOARD)
     job.to_server(RunModels(), id=PERSISTOR)
     job.to_server(dict(SERVER_CONFIG))
-    executor: Executor = (
+    job.to_clients(
         SiteExecutor(task=plan.task, training=plan.training, isolate=isolate)
         if plan.script is None
-        else script_executor(plan.script, packaging)
+        else script_executor(plan.script, packaging),
+        tasks=list(TASKS),
     )
-    job.to_clients(executor, tasks=list(TASKS))
     return job
 
 

@@ -32,5 +32,8 @@ def package_request(request: RunRequest, packaging: str) -> RunRequest:
         from fairflare.tasks.bundle import seal_settings
 
         settings |= seal_settings(Path(request.monai_bundle).expanduser(), settings.get("bundle_configs", ["train"]))
-    options = {name: value for name, value in request.options.items() if name not in FOR_HOSPITALS}
-    return replace(request, settings=settings, options=options)
+    return replace(
+        request,
+        settings=settings,
+        options={name: value for name, value in request.options.items() if name not in FOR_HOSPITALS},
+    )

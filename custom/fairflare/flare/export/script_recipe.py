@@ -78,8 +78,12 @@ class ScriptRecipe(JobRecipe):
                 carried and script.name == SCRIPT_TASK.name,
         })  # fmt: skip
         if not carried:
-            hospitals = {**FOR_HOSPITALS, **get_method(method).preinstalled}
-            settings = {**hospitals, **{k: run.pop(k) for k in FOR_HOSPITALS if k in run}, **(settings or {})}
+            settings = {
+                **FOR_HOSPITALS,
+                **get_method(method).preinstalled,
+                **{name: run.pop(name) for name in FOR_HOSPITALS if name in run},
+                **(settings or {}),
+            }
         self.plan = make_script_plan(
             method,
             Script(script, script_args, command if launch_external_process else None),

@@ -60,12 +60,17 @@ class StatsRecipe(JobRecipe):
         job.to_server(SiteStatistics(configs(), WRITER, precision=DECIMALS, enable_pre_run_task=False), id="statistics")
         job.to_server(StatisticsPage(intensities=generator.intensities, class_names=tuple(class_names)), id=WRITER)
         job.to_clients(generator, id=GENERATOR)
-        tasks = [StatisticsConstants.FED_STATS_PRE_RUN, StatisticsConstants.FED_STATS_TASK]
-        job.to_clients(StatisticsExecutor(GENERATOR, precision=DECIMALS), tasks=tasks)
+        job.to_clients(
+            StatisticsExecutor(GENERATOR, precision=DECIMALS),
+            tasks=[StatisticsConstants.FED_STATS_PRE_RUN, StatisticsConstants.FED_STATS_TASK],
+        )
         for component, cleanser in cleansers(generator.min_cases).items():
             job.to_clients(cleanser, id=component)
-        over = StatisticsPrivacyFilter(result_cleanser_ids=list(cleansers(generator.min_cases)))
-        job.to_clients(over, filter_type=FilterType.TASK_RESULT, tasks=[StatisticsConstants.FED_STATS_TASK])
+        job.to_clients(
+            StatisticsPrivacyFilter(result_cleanser_ids=list(cleansers(generator.min_cases))),
+            filter_type=FilterType.TASK_RESULT,
+            tasks=[StatisticsConstants.FED_STATS_TASK],
+        )
         super().__init__(job)
 
 

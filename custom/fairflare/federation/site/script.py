@@ -93,6 +93,14 @@ class Loop:
     answered: threading.Event = field(default_factory=threading.Event)
 
 
+def _computing_problem(run: SiteRun) -> dict[str, object]:
+    """Return whether a run sets how the network computes, which a script's loop decides itself, by the error's text."""
+    return {
+        f"site {run.site!r}: {run.computing}: precision, channels_last, compile and deterministic are of FairFlare's "
+        "own training loop; take them out of the job or the site's file, and do it in the script": str(run.computing)
+    }
+
+
 class _Lent:
     """Wrap a method's site half so that the user's script trains in its place."""
 
@@ -105,29 +113,22 @@ class _Lent:
         return getattr(self.training, name)
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        if part := choose_tuned_part(self.training.personalise):
-            raise SiteError(
-                f"site {run.site!r}: personalise=finetune:{part} is done by FairFlare's own training loop, and a "
-                "script's trains here; leave it out"
-            )
-        self._check_computing(run)
+        part = choose_tuned_part(self.training.personalise)
+        refuse({
+            f"site {run.site!r}: personalise=finetune:{part} is done by FairFlare's own training loop, and a script's "
+            "trains here; leave it out": part,
+            **_computing_problem(run),
+        }, SiteError)  # fmt: skip
         return self.training.check(run, model)
 
-    @staticmethod
-    def _check_computing(run: SiteRun) -> None:
-        if str(run.computing):
-            raise SiteError(
-                f"site {run.site!r}: {run.computing}: precision, channels_last, compile and deterministic are of "
-                "FairFlare's own training loop; take them out of the job or the site's file, and do it in the script"
-            )
-
     def train(self, run: SiteRun, model: torch.nn.Module) -> Trained:
-        self._check_computing(run)
-        if self.training.criterion != "task" and run.data.class_counts("training") is None:
-            raise SiteError(
-                f"site {run.site!r}: the method's criterion {self.training.criterion!r} needs the number of classes: "
-                "client.Site(..., classes=N); or set criterion to 'task' in the job"
-            )
+        criterion = self.training.criterion
+        refuse({
+            **_computing_problem(run),
+            f"site {run.site!r}: the method's criterion {criterion!r} needs the number of classes: client.Site(..., "
+            "classes=N); or set criterion to 'task' in the job":
+                criterion != "task" and run.data.class_counts("training") is None,
+        }, SiteError)  # fmt: skip
         LocalLoop(self.training, run, model).begin()
         loop = Loop(run, model)
         self._tell.put(loop)

@@ -67,12 +67,15 @@ def labels_of(task: Task, data: SiteData, sends_classes: bool, floor: Floor) -> 
         data, sends_classes, floor: as for :func:`facts_of`; a site that may not reveal its classes reports none.
     """
     names = task.outcome_names()
-    facts: dict[str, Any] = {} if data.annotated is None else {ANNOTATED: [names[k] for k in data.annotated]}
-    if data.channels is not None and task.channels:
-        facts[CHANNELS] = [task.channels[number] for number in data.channels]
-    measured = find_measurable(data, floor)
-    if measured is not None and sends_classes:
-        facts[MEASURED] = [names[k] for k in measured]
+    measured = find_measurable(data, floor) if sends_classes else None
+    numbers = {
+        ANNOTATED: (names, data.annotated),
+        CHANNELS: (task.channels or (), data.channels if task.channels else None),
+        MEASURED: (names, measured),
+    }
+    facts: dict[str, Any] = {
+        fact: [words[number] for number in known] for fact, (words, known) in numbers.items() if known is not None
+    }
     marks = [data.marks(split) for split in ("training", "validation", *data.test_splits) if split != SPLIT_GLOBAL]
     if None in marks or not any(marks):  # without any label there is nothing to count
         return facts

@@ -212,8 +212,7 @@ def decode_task(name: str, message: Message, site: str) -> SiteTask:
         VersionError: the server runs another version of FairFlare, or a field cannot be read.
     """
     meta = message.meta if isinstance(message.meta, Mapping) else {}
-    server_version = str(meta.get("version"))
-    if not same_version(server_version):
+    if not same_version(server_version := str(meta.get("version"))):
         raise VersionError(
             f"site {site!r} has fairflare {__version__}, the server {server_version}; install the same version"
         )

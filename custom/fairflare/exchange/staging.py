@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import psutil
 import torch
@@ -77,8 +76,12 @@ class Staging:
         try:
             if self.fits(layout, site):
                 ready = state.made if isinstance(state, LazyState) else {}
-                form: dict[str, Any] = {"copy": True, "memory_format": torch.contiguous_format}
-                held = {n: ready[n] if n in ready else state[n].detach().to("cpu", **form) for n in layout}
+                held = {
+                    name: ready[name]
+                    if name in ready
+                    else state[name].detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+                    for name in layout
+                }
                 path.unlink(missing_ok=True)
                 self._held[site] = held
                 return _num_bytes(layout)

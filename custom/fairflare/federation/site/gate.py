@@ -67,8 +67,7 @@ def check_names(site: str, names: Collection[str]) -> None:
     Raises:
         SiteError: two names are equal (which one stands in this site's log only).
     """
-    twice = sorted(name for name, count in Counter(names).items() if count > 1)
-    if twice:
+    if twice := sorted(name for name, count in Counter(names).items() if count > 1):
         raise SiteError(
             f"site {site!r}: more than one metric would be called {twice[0]!r}; rename a class or a group",
             public=f"site {site!r}: two of its metrics would have the same name; rename a class or a group there",

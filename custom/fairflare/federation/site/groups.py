@@ -15,7 +15,7 @@ import numpy as np
 from fairflare.base.aspect import GROUPS, refusals
 from fairflare.base.cases.resampling import seed_generator
 from fairflare.base.cases.sampling import number_cases
-from fairflare.base.checks import refuse_if
+from fairflare.base.checks import refuse, refuse_if
 from fairflare.core.statistics.group_sums import (
     BRIER,
     CALIBRATION,
@@ -103,8 +103,7 @@ def check_asked(site: str, task: Task, data: SiteData, asked: Sequence[str]) -> 
     Raises:
         SiteError: the data do not declare an attribute, or the task gives no outcomes of single images.
     """
-    unknown = [attribute for attribute in asked if attribute not in data.attributes]
-    if unknown:
+    if unknown := [attribute for attribute in asked if attribute not in data.attributes]:
         raise SiteError(
             f"site {site!r}: the run asks for groups={unknown[0]!r}, the data declare: "
             f"{', '.join(data.attributes) or 'none'}; declare it in 'attributes' of the datalist, or take it out of "
@@ -232,8 +231,10 @@ def table_of(
     names, (labels, scores) = names_of(data, asked.groups), outcomes
     form = shapes(scores.shape[1], asked.group_bins, asked.calibration_bins)
     size = max(int(np.prod(form[name])) for name in (OF_CLASSES if labels is not None else (DICE,))) * len(names)
-    if size > MAX_ENTRIES:
-        raise SiteError(f"site {site!r}: groups would send {size} numbers, more than {MAX_ENTRIES}; lower group_bins")
+    refuse({
+        f"site {site!r}: groups would send {size} numbers, more than {MAX_ENTRIES}; lower group_bins":
+            size > MAX_ENTRIES,
+    }, SiteError)  # fmt: skip
     numbers = {name: np.asarray(data.group_numbers("test", name), np.int64) for name in asked.groups}
     cases = data.cases("test")
     whose: Sequence[Hashable] = range(len(scores)) if cases is None else cases
@@ -324,14 +325,12 @@ def read_groups(
         refuse_if(site, {
             f"field {SUMS.get(wrong)!r} of {name!r:.80} cannot be of {count:.0f} images": bool(wrong)
         })  # fmt: skip
-    for attribute in asked:
-        count = sum(
-            float(np.nansum(group_sums[IMAGES]))
-            for name, group_sums in by_group.items()
-            if name.partition("=")[0] == attribute
-        )
-        refuse_if(site, {
-            f"field {SUMS[IMAGES]!r} counts {count:.0f} images by {attribute!r:.80}, it has {images or 0:.0f} in test":
-                images is not None and count > images + 0.5,
-        })  # fmt: skip
+    counts = dict.fromkeys(asked, 0.0)
+    for name, sums in by_group.items():
+        counts[name.partition("=")[0]] += float(np.nansum(sums[IMAGES]))
+    refuse_if(site, {
+        f"field {SUMS[IMAGES]!r} counts {count:.0f} images by {attribute!r:.80}, it has {images or 0:.0f} in test":
+            images is not None and count > images + 0.5
+        for attribute, count in counts.items()
+    })  # fmt: skip
     return by_group

@@ -96,9 +96,10 @@ class SiteFolder:
             TaskStopped: the job was stopped meanwhile.
         """
         store = self.store(request.run)
-        holder = f"process {os.getpid()} ({request.name}, round {request.current_round})"
         try:
-            with hold_lock(store.folder / LOCK, holder, LOCK_WAIT):
+            with hold_lock(
+                store.folder / LOCK, f"process {os.getpid()} ({request.name}, round {request.current_round})", LOCK_WAIT
+            ):
                 private_folder(self.folder)
                 self._tidy(store)
                 private_folder(store.scratch)

@@ -78,11 +78,11 @@ def check(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
         **({"computing": worker.computing.describe(worker.device)} if str(worker.computing) else {}),
         **({groups.NAMES: groups.names_of(run.data, request.groups)} if request.groups else {}),
     }
-    epochs = worker.training.local_epochs * run.data.num_samples("training")
-    steps = worker.training.local_steps
-    samples = epochs if steps is None else steps * worker.training.batch_size  # of training in a round
-    facts |= worker.task.costs(model, run.data, worker.device, samples)
-    return SiteReply(STATUS_OK, report={**facts, **answers})
+    epochs, steps = worker.training.local_epochs, worker.training.local_steps
+    # Number of training samples in a round.
+    samples = epochs * run.data.num_samples("training") if steps is None else steps * worker.training.batch_size
+    costs = worker.task.costs(model, run.data, worker.device, samples)
+    return SiteReply(STATUS_OK, report={**facts, **costs, **answers})
 
 
 def _lists(data: SiteData) -> str:
@@ -140,12 +140,10 @@ def train(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
 
 def anchor(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     """Perform ``anchor``: report how the site's local model compares with the average of all local models."""
-    stored = store.load_at(LOCAL_MODEL, request.current_round)
-    if stored is None:
-        why = f" ({'; '.join(store.lost)})" if store.lost else ""
+    if (stored := store.load_at(LOCAL_MODEL, request.current_round)) is None:
         raise SiteError(
             f"site {worker.site!r} has no local model of round {request.current_round} to compare with the average of "
-            f"all local models{why}",
+            "all local models" + (f" ({'; '.join(store.lost)})" if store.lost else ""),
             skipped=True,
         )
     run, anchor = worker.open(request, store)
@@ -171,8 +169,11 @@ def norms(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     data: Any = run.data if has_labels(run.data) else TrainedOn(run.data)
     with plainly(model):
         report = norm_moments.report(replace(run, data=data), model, worker.training.batch_size)
-    sent = sums.moments_home(request, store, report, run.floor) if request.sums else report
-    return SiteReply(STATUS_OK, report=sent, num_samples=data.num_samples("training"))
+    return SiteReply(
+        STATUS_OK,
+        report=sums.moments_home(request, store, report, run.floor) if request.sums else report,
+        num_samples=data.num_samples("training"),
+    )
 
 
 def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:

@@ -218,8 +218,11 @@ def _keys(worker: SiteWorker) -> SiteKeys:
     whole, lacking = len(files) == len(KIT), list_names([name for name in KIT if name not in files])
     why = f"its startup kit lacks {lacking}, so nobody would sign; bring it back, or take secure_pins out"
     need(whole or not (files or pins), SumRefused(worker.site, why))
-    kit = Kit(files[KIT[0]], files[KIT[1]], files[KIT[2]], pins) if whole else None
-    return SiteKeys(worker.site, worker.state.folder, kit)
+    return SiteKeys(
+        worker.site,
+        worker.state.folder,
+        Kit(files[KIT[0]], files[KIT[1]], files[KIT[2]], pins) if whole else None,
+    )
 
 
 def _read_questions(worker: SiteWorker, request: SiteTask) -> Iterator[tuple[SumLog, SumAsked, Pairs]]:

@@ -227,8 +227,10 @@ class SiteWorker:
         return max(self.min_cases, request.min_cases, 1 + empty)
 
     def _perform(self, request: SiteTask) -> SiteReply:
-        if request.name not in TASKS:
-            raise SiteError(f"site {self.site!r}: unknown task {request.name!r}, known: {sorted(TASKS)}")
+        refuse(
+            {f"site {self.site!r}: unknown task {request.name!r}, known: {sorted(TASKS)}": request.name not in TASKS},
+            SiteError,
+        )
         do = TASKS[request.name]
         if self.private is not None:
             self.private.begin(request)
@@ -248,8 +250,7 @@ class SiteWorker:
 
         ``None`` if the model is no longer saved, or its file is damaged.
         """
-        stored = self.state.store(asked.run).load_at(LOCAL_MODEL, current_round)
-        if stored is None:
+        if (stored := self.state.store(asked.run).load_at(LOCAL_MODEL, current_round)) is None:
             return None
         self.network.build(self.task, asked)
         return dict(self.network.whole(stored))
@@ -377,8 +378,10 @@ def refusal(site: str, task: str, error: Exception, *, tells_all: bool = False) 
     log.warning("%s", error if public else f"site {site}, task {task} failed", exc_info=None if public else error)
     tell = tells_all and not isinstance(error, OSError)
     text = describe_error(error) if tell else f"{_kind(error)} (details in the site's log)"
-    status = STATUS_SKIPPED if getattr(error, "skipped", False) else STATUS_FAILED
-    return SiteReply(status, reason=public or f"site {site!r}: {task} failed with {text}")
+    return SiteReply(
+        STATUS_SKIPPED if getattr(error, "skipped", False) else STATUS_FAILED,
+        reason=public or f"site {site!r}: {task} failed with {text}",
+    )
 
 
 def _kind(error: Exception) -> str:

@@ -90,15 +90,11 @@ def plan(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
         report[MEMORY] = int(torch.cuda.get_device_properties(run.device).total_memory * MARGIN / 2**30)
     cropped = sum(case.share < LOST for case in every)
     if request.sums:
-        numbers = {
-            **{
-                name: torch.bincount(torch.tensor([*counts.elements()]), minlength=MOST[name.rpartition("_")[0]] + 1)
-                for name, counts in counts_by_name.items()
-            },
-            CROPPED: torch.tensor([cropped]), FOREGROUND: torch.from_numpy(histograms),
-        }  # fmt: skip
-        sums = {f"{name}.sum": tensor.double() for name, tensor in numbers.items()}
-        store.save(COUNTS, request.current_round, {COUNTS: sums, "model": digest(request.state).hex()}, kept=1)
+        dense = {
+            name: torch.bincount(torch.tensor([*counts.elements()]), minlength=MOST[name.rpartition("_")[0]] + 1)
+            for name, counts in counts_by_name.items()
+        }
+        _save(request, store, {**dense, CROPPED: torch.tensor([cropped]), FOREGROUND: torch.from_numpy(histograms)})
         return SiteReply(STATUS_OK, report=report)
     # A patient may have several volumes, and a run must be of enough patients.
     runs = {name: merge_counts(counts, least * max(patients.values())) for name, counts in counts_by_name.items()}
@@ -120,6 +116,11 @@ def _measure_cases(worker: SiteWorker, run: Any) -> tuple[list[tuple[Hashable, C
     measured = worker.fingerprints
     sums_by_channel = [sum(counts[number] for *_, counts in measured) for number in worker.task.of_ct]
     return [(patient, case) for patient, case, _ in measured], np.concatenate([*sums_by_channel, np.zeros(0)])
+
+
+def _save(request: SiteTask, store: SiteStore, numbers: dict[str, torch.Tensor]) -> None:
+    sums = {f"{name}.sum": tensor.double() for name, tensor in numbers.items()}
+    store.save(COUNTS, request.current_round, {COUNTS: sums, "model": digest(request.state).hex()}, kept=1)
 
 
 def _check_before(worker: SiteWorker, cases: Sequence[Case], least: int) -> None:

@@ -59,8 +59,15 @@ class EvaluateRecipe(JobRecipe):
         })  # fmt: skip
         states = {document.run.label: state for document, state in models}
         job = Job(_WithModels(states, plan, packaging, name))
-        settings = {key: getattr(plan.run, key) for key in field_names(WithoutTraining)}
-        job.to_server(EvaluationController(task=plan.task, rule=plan.rule, models=[*states], **settings), id="tests")
+        job.to_server(
+            EvaluationController(
+                task=plan.task,
+                rule=plan.rule,
+                models=[*states],
+                **{key: getattr(plan.run, key) for key in field_names(WithoutTraining)},
+            ),
+            id="tests",
+        )
         job.to_server(dict(SERVER_CONFIG))
         job.to_clients(SiteExecutor(task=plan.task, training=plan.training), tasks=[TASK_CHECK, TASK_VALIDATE])
         super().__init__(job)

@@ -109,8 +109,10 @@ def make_class(name: str, method: Method) -> type[MethodRecipe]:
     )
     __init__.__annotations__ = {key: p.annotation for key, p in parameters.items()}
     __init__.__qualname__ = f"{name}.__init__"
-    source = [f"Source: {method.source}."] if method.source else []
-    head = [f"{method.summary[:1].upper()}{method.summary[1:].rstrip('.')}.", *source]
+    head = [
+        f"{method.summary[:1].upper()}{method.summary[1:].rstrip('.')}.",
+        *([f"Source: {method.source}."] if method.source else []),
+    ]
     doc = "\n\n".join(
         [*("\n".join(textwrap.wrap(p, WIDTH)) for p in (*head, HEAD)), "\n".join(["Args:", *lines]), RAISES]
     )

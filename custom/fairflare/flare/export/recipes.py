@@ -120,12 +120,10 @@ class FairRecipe(JobRecipe):
         check_carried(plan.task, plan.task_file)
         if packaging == "preinstalled":
             none = "is custom code; packaging 'preinstalled' carries none: use 'task_file'"
-            refuse(
-                {
-                    f"a method file {none}": file_of(plan.method) is not None,
-                    f"your own task {none}": plan.task_file not in (BUNDLE_TASK, *TASKS_BY_KIND.values()),
-                }
-            )
+            refuse({
+                f"a method file {none}": file_of(plan.method) is not None,
+                f"your own task {none}": plan.task_file not in (BUNDLE_TASK, *TASKS_BY_KIND.values()),
+            })  # fmt: skip
         super().__init__(make_job(plan, name or plan.method.name, packaging, isolate=isolate))
         self._job.comp_ids = {"persistor_id": PERSISTOR}  # FLARE's helpers look for the persistor's id here
 

@@ -227,10 +227,9 @@ class SiteWorker:
         return max(self.min_cases, request.min_cases, 1 + empty)
 
     def _perform(self, request: SiteTask) -> SiteReply:
-        refuse(
-            {f"site {self.site!r}: unknown task {request.name!r}, known: {sorted(TASKS)}": request.name not in TASKS},
-            SiteError,
-        )
+        refuse({
+            f"site {self.site!r}: unknown task {request.name!r}, known: {sorted(TASKS)}": request.name not in TASKS,
+        }, SiteError)  # fmt: skip
         do = TASKS[request.name]
         if self.private is not None:
             self.private.begin(request)

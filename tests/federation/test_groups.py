@@ -308,7 +308,7 @@ def test_segmentation_has_dice_by_group() -> None:
     measured = task.evaluate(model, data.batches("test", batch_size=7), torch.device("cpu"))
     assert dice.mean() == pytest.approx(measured["dice"], abs=1e-6)
     numbers = np.arange(len(dice)) % 2
-    table = groups.GroupTable("s", (None, dice), {"sex": numbers}, {"sex": 3}, range(len(dice)),
+    table = groups.GroupTable("s", (None, dice), {"sex": numbers}, range(len(dice)),
                               ["sex=F", "sex=M", "sex=unknown"], 10, 5)  # fmt: skip
     told, held = table.sent(1, False)  # of one structure it is no sum by class
     found = np.array(told["group_dice"]).reshape(3, 20, 1, 3).sum(1)
@@ -324,7 +324,7 @@ def test_a_patient_is_in_one_part_the_same_in_every_run() -> None:
     dice, numbers = np.random.default_rng(0).uniform(size=(120, 1)), np.arange(120) // 4 % 2
 
     def table(site: str, scores: Any) -> groups.GroupTable:
-        return groups.GroupTable(site, (None, scores), {"sex": numbers}, {"sex": 2}, whose, ["sex=F", "sex=M"], 10, 5)
+        return groups.GroupTable(site, (None, scores), {"sex": numbers}, whose, ["sex=F", "sex=M"], 10, 5)
 
     told, _ = table("s", dice).sent(1, True)
     parts = np.array(told["group_cases"]).reshape(2, 20, 2)

@@ -167,9 +167,13 @@ def encode_task(task: SiteTask) -> Message:
         "sums": task.sums,
         **({name: getattr(task, name) for name in GROUPS.fields} if task.groups else {}),
     }
-    state = clean_state((task if task.each is None else replace(task, state={})).tensors) or None
-    by_site = tuple(name for name, value in task.directives.items() if isinstance(value, BySite))
-    return Message(state, meta=clean_meta(meta), current_round=task.current_round, by_site=by_site, each=task.each)
+    return Message(
+        params=clean_state((task if task.each is None else replace(task, state={})).tensors) or None,
+        meta=clean_meta(meta),
+        current_round=task.current_round,
+        by_site=tuple(name for name, value in task.directives.items() if isinstance(value, BySite)),
+        each=task.each,
+    )
 
 
 def says_nothing() -> Message:
@@ -208,8 +212,7 @@ def decode_task(name: str, message: Message, site: str) -> SiteTask:
         VersionError: the server runs another version of FairFlare, or a field cannot be read.
     """
     meta = message.meta if isinstance(message.meta, Mapping) else {}
-    server_version = str(meta.get("version"))
-    if not same_version(server_version):
+    if not same_version(server_version := str(meta.get("version"))):
         raise VersionError(
             f"site {site!r} has fairflare {__version__}, the server {server_version}; install the same version"
         )
@@ -253,7 +256,6 @@ def _texts(values: Any) -> tuple[str, ...]:
 
 def encode_reply(reply: SiteReply, current_round: int | None) -> Message:
     """Return the message of a site's answer; of a cell only the columns :data:`CELL` that are not empty are sent."""
-    columns = ({name: getattr(cell, name) for name in CELL} for cell in reply.metrics)
     meta = {
         "version": __version__,
         "status": reply.status,
@@ -266,7 +268,9 @@ def encode_reply(reply: SiteReply, current_round: int | None) -> Message:
     return Message(
         params=None if reply.update is None else clean_state(reply.update),
         is_update=reply.update is not None,
-        metrics=[{name: part for name, part in row.items() if part not in (None, "")} for row in columns],
+        metrics=[
+            {name: part for name in CELL if (part := getattr(cell, name)) not in (None, "")} for cell in reply.metrics
+        ],
         meta=clean_meta(meta),
         current_round=current_round,
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fairflare.base.task import Task
+from fairflare.base.task import Task, evaluating
 from fairflare.core.aggregation.spectral import LEFT, RIGHT
 from fairflare.core.features.adapting import load_weights, network_of
 from fairflare.core.features.norms import running_statistics
@@ -81,9 +81,8 @@ class SentTensors:
                 f"exchange={exchange!r}: nothing would be trained, {which} of the task's network is frozen "
                 "(requires_grad=False); unfreeze some in the task's build_model, or choose another exchange"
             )
-        by_server = [name for name in every if name.startswith(tuple(makes))]
-        chosen = self.changing.union(by_server, () if exchange == TRAINABLE else matched)
-        self.names = [name for name in every if exchange == ALL or name in chosen]
+        chosen = self.changing.union(() if exchange == TRAINABLE else matched)
+        self.names = [n for n in every if exchange == ALL or n in chosen or n.startswith(tuple(makes))]
         self._sent = frozenset(self.names)
 
     def select(self, state: State) -> dict[str, torch.Tensor]:
@@ -180,11 +179,8 @@ def rebuilt(
 
 
 def _changing_buffers(model: torch.nn.Module) -> frozenset[str]:
-    modes = {module: module.training for module in model.modules()}
-    model.train()
     vectors = [n for n in model.state_dict() if "parametrizations." in n and n.rpartition(".")[2] in (LEFT, RIGHT)]
-    names: Iterable[str] = [*running_statistics(model), *vectors]
-    changing = frozenset(name for name in names if model.get_submodule(name.rpartition(".")[0]).training)
-    for module, mode in modes.items():
-        module.training = mode
-    return changing
+    with evaluating(model):  # which restores the mode of each module
+        model.train()
+        names = [*running_statistics(model), *vectors]
+        return frozenset(name for name in names if model.get_submodule(name.rpartition(".")[0]).training)

@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import psutil
 import torch
 from safetensors import SafetensorError, safe_open
 
+from fairflare.base.checks import refuse
 from fairflare.base.disk.files import private_folder, remove_partials, write_whole
 from fairflare.exchange.tensor_file import DTYPES, NAME_OF, Layout, LazyState, layout_of, write_tensors
 from fairflare.exchange.tensor_folder import SUFFIX, file_of, names_in
@@ -43,8 +43,7 @@ class Staging:
     """
 
     def __init__(self, folder: str | os.PathLike[str], memory: float | None = 0) -> None:
-        self.folder = Path(folder)
-        private_folder(self.folder)
+        self.folder = private_folder(Path(folder))
         self._memory = memory
         self._budget: float | None = None
         self._held: dict[str, Mapping[str, torch.Tensor]] = {}
@@ -77,13 +76,17 @@ class Staging:
         try:
             if self.fits(layout, site):
                 ready = state.made if isinstance(state, LazyState) else {}
-                form: dict[str, Any] = {"copy": True, "memory_format": torch.contiguous_format}
-                held = {n: ready[n] if n in ready else state[n].detach().to("cpu", **form) for n in layout}
+                held = {
+                    name: ready[name]
+                    if name in ready
+                    else state[name].detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+                    for name in layout
+                }
                 path.unlink(missing_ok=True)
                 self._held[site] = held
                 return _num_bytes(layout)
-            # durable=False: after a power cut the round is repeated, and this file is not read again.
             metadata = {"site": site, "names": json.dumps(list(layout))}
+            # durable=False: after a power cut the round is repeated, and this file is not read again.
             write_whole(path, lambda partial: write_tensors(partial, state, layout, metadata), durable=False)
         except OSError as error:
             raise OSError(error.errno, f"the model of site {site!r} cannot be written to {path}: {error}") from error
@@ -190,9 +193,10 @@ def _layout(site: str, state: Mapping[str, torch.Tensor]) -> Layout:
         if tensor.layout != torch.strided or tensor.is_quantized:
             raise TypeError(f"site {site!r}: tensor {name!r} must be dense, got {tensor.layout}")
     layout = layout_of(state)
-    for name, (dtype, _) in layout.items():
-        if str(dtype) not in NAME_OF:
-            raise ValueError(f"site {site!r}: tensor {name!r} has dtype {dtype}, which cannot be staged")
+    refuse({
+        f"site {site!r}: tensor {name!r} has dtype {dtype}, which cannot be staged": str(dtype) not in NAME_OF
+        for name, (dtype, _) in layout.items()
+    })  # fmt: skip
     return layout
 
 

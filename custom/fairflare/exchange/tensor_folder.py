@@ -118,8 +118,7 @@ class KeptTensors:
             RuntimeError: the number's folder does not exist. Reading a tensor raises ValueError when its file is
                 damaged.
         """
-        folder = self._path_of(number)
-        if not folder.is_dir():
+        if not (folder := self._path_of(number)).is_dir():
             raise RuntimeError(f"{self.what.replace('{}', str(number))} not in {self.root}; start a new experiment")
         return Made(names_in(folder), partial(_read, folder))
 

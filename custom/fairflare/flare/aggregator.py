@@ -63,8 +63,7 @@ class AsSent:
         self.updates = False
         self.received, self.as_updates = received or {}, as_updates
         self.only_updates = True  # False once a site has sent a whole model
-        self.signatures: dict[str, Signature] = {}
-        self.layouts: dict[str, Layout] = {}
+        self.forms: dict[str, tuple[Signature, Layout]] = {}  # by site
         self.common: Layout = {}
 
     def read(self, message: Message, site: str, fits: Callable[[Layout], bool] | None = None) -> Incoming:
@@ -102,15 +101,13 @@ class AsSent:
         if moved and not any(moved):
             raise ValueError(f"site {site!r}: it {SENT_BACK}, and does not count as trained")
         self.only_updates = self.only_updates and message.is_update
-        is_update = message.is_update or bool(self.as_updates)
         shapes = tuple(sorted((name, shape, dtype.is_floating_point) for name, (dtype, shape) in layout.items()))
-        self.signatures[site] = (is_update, message.current_round, shapes)
-        self.layouts[site] = layout
+        self.forms[site] = (message.is_update or bool(self.as_updates), message.current_round, shapes), layout
         return Incoming(layout, make)
 
     def agree(self, signature: Signature) -> None:
         """Take the form of models (names, shapes, dtypes) of the sites with this signature as the form of all sites."""
-        alike = [self.layouts[site] for site in sorted(self.layouts) if self.signatures[site] == signature]
+        alike = [self.forms[site][1] for site in sorted(self.forms) if self.forms[site][0] == signature]
         self.updates = signature[0]
         self.common = {
             name: (Counter(layout[name][0] for layout in alike).most_common(1)[0][0], shape)
@@ -120,10 +117,9 @@ class AsSent:
     def check(self, state: State) -> None:
         """Raise ``ValueError`` if a value of a site's model does not fit the dtype of its tensor at most sites."""
         layout = layout_of(state)
-        conformed = self.shape_state(state)
         for name, (dtype, _) in self.common.items():
             if name in layout and layout[name][0] != dtype:
-                _ = conformed[name]
+                _ = conform_state(state, self.common)[name]
 
     def shape_state(self, state: State) -> State:
         return conform_state(state, self.common) if layout_of(state) != self.common else state
@@ -167,11 +163,11 @@ class FairAggregator(Bounds, ModelAggregator):
             SendsBeside: "sends the sites more than the model",
             SumOfKept: "tells each site which of its rounds counted",
         }
-        for does in (does for kind, does in kinds.items() if isinstance(self.rule, kind)):
-            raise ValueError(
-                f"{type(self.rule).__name__} {does}; run it with "
-                "fairflare.flare.controller.RoundsController instead of a stock controller"
-            )
+        checks.refuse({
+            f"{type(self.rule).__name__} {does}; run it with fairflare.flare.controller.RoundsController instead of a "
+            "stock controller": isinstance(self.rule, kind)
+            for kind, does in kinds.items()
+        })  # fmt: skip
         self._collector = Collector(self.rule, bounds=self)
         moves = isinstance(self.rule, Steps) or type(self.rule).move is not Rule.move
         self._needs_updates = "max_update_norm" if self.max_update_norm else type(self.rule).__name__ if moves else ""
@@ -192,9 +188,8 @@ class FairAggregator(Bounds, ModelAggregator):
     def reset_stats(self) -> None:
         """Start a round: forget the sites' results, but not the rule's own state."""
         self._shape = AsSent(as_updates=self._needs_updates)
-        self._kinds: dict[str, set[type]] = {}
-        self._counts: dict[str, tuple[int | None, Any]] = {}  # by site: num_samples, and steps as reported
-        self._metrics: dict[str, dict[str, float]] = {}
+        # By site: num_samples and steps as reported, types of the tensors, and metrics.
+        self._results: dict[str, tuple[int | None, Any, set[type], dict[str, float]]] = {}
         self._fault: OSError | None = None
         self._collector.begin(0, 1, shape=self._shape, received=None)
 
@@ -209,10 +204,16 @@ class FairAggregator(Bounds, ModelAggregator):
             self._shape.received = sent.get(ModelLearnableKey.WEIGHTS) or {} if isinstance(sent, Mapping) else {}
         try:
             training = self._collector.read_training(site, self._add_head(model))
-            numbers = {str(name): value for name, value in (model.metrics or {}).items() if _is_number(value)}
-            self._metrics[site] = {name: float(value) for name, value in numbers.items()}
-            self._kinds[site] = {_kind(value) for value in model.params.values()}
-            self._counts[site] = training.num_samples, (model.meta or {}).get(NUM_STEPS)
+            numbers = {
+                str(name): float(value) if isinstance(value, (np.integer, np.floating)) else value
+                for name, value in (model.metrics or {}).items()
+            }
+            self._results[site] = (
+                training.num_samples,
+                (model.meta or {}).get(NUM_STEPS),
+                {_kind(value) for value in model.params.values()},
+                {name: float(value) for name, value in numbers.items() if checks.is_number(value)},
+            )
             self._collector.keep(training)
         except OSError as error:  # the server's own fault; if raised here, FLARE would only drop the site
             self._fault = error
@@ -236,7 +237,7 @@ class FairAggregator(Bounds, ModelAggregator):
         for reason in self._collector.screen().values():
             log.warning("left out: %s", reason)
         self._collector.require(self.min_sites)
-        is_update, current_round, _ = self._shape.signatures[self.accepted[0]]
+        (is_update, current_round, _), _ = self._shape.forms[self.accepted[0]]
         if current_round is not None:
             self._collector.set_round(int(current_round))
         self._collector.count_by(self._count_samples())
@@ -247,48 +248,53 @@ class FairAggregator(Bounds, ModelAggregator):
         if self._needs_updates and not self._shape.only_updates:
             sent_out = {name: _make_tensor(name, self._shape.received[name]) for name in state}
             state, is_update = add_update(sent_out, state), False
-        kinds = set().union(*(self._kinds[site] for site in self.accepted))
+        results = [self._results[site] for site in self.accepted]
+        kinds = set[type]().union(*(kinds_of_site for _, _, kinds_of_site, _ in results))
+        # For a stock controller's ``stop_cond``: the mean of each metric that all sites measured.
+        shared = set.intersection(*({*metrics} for *_, metrics in results))
         back = (
             torch.Tensor.item if kinds == {float} else torch.as_tensor if torch.Tensor in kinds else torch.Tensor.numpy
         )
         return FLModel(
             params={name: back(tensor) for name, tensor in state.items()},
             params_type=ParamsType.DIFF if is_update else ParamsType.FULL,
-            metrics=_mean([self._metrics[site] for site in self.accepted]) or None,
+            metrics={n: sum(metrics[n] for *_, metrics in results) / len(results) for n in sorted(shared)} or None,
             current_round=current_round,
             meta={META_KEY: {"sites": self.accepted, "rejected": dict(self.rejected), "warnings": warnings}},
         )
 
     def _count_samples(self) -> Counts:
         """Return the number that each accepted site is weighed by, as in FLARE's own FedAvg, with warnings."""
-        given = {site: self._counts[site] for site in self.accepted}
+        given = {site: self._results[site][:2] for site in self.accepted}
         samples = {site: float(number) for site, (number, _) in given.items() if number is not None}
         steps = {site: number for site, (_, value) in given.items() if (number := _positive(value)) is not None}
         if samples and len(samples) >= len(steps):
             odd = dict.fromkeys(given.keys() - samples.keys(), UNTOLD)
             return Counts({site: samples.get(site, 1.0) for site in given}, odd)
-        odd = {}
-        for site, (_, steps_of_site) in given.items():
-            number = steps.get(site)
+        unusable = {
+            site: f"no {NUM_STEPS}" if value is None else f"{NUM_STEPS}={value!r:.40}"
+            for site, (_, value) in given.items()
+            if site not in steps
+        }
+        odd = {
+            site: f"it says {what}, and weighs as one step (as with FLARE's own FedAvg)"
+            for site, what in unusable.items()
+        }
+        for site, number in steps.items():
             first, last = self._steps_before.get(site, (0.0, 0.0))
-            if number is None:
-                what = f"no {NUM_STEPS}" if steps_of_site is None else f"{NUM_STEPS}={steps_of_site!r:.40}"
-                odd[site] = f"it says {what}, and weighs as one step (as with FLARE's own FedAvg)"
-            elif last and number == first + last:
+            if last and number == first + last:
                 odd[site] = f"it says {number:g} steps after {last:g}; is {NUM_STEPS} of all rounds so far, not of one?"
-            if number is not None:
-                self._steps_before[site] = first or number, number
+            self._steps_before[site] = first or number, number
         return Counts({site: steps.get(site, 1.0) for site in given}, odd)
 
     def _keep_majority(self) -> None:
-        signatures = {site: self._shape.signatures[site] for site in self.accepted}
+        signatures = {site: self._shape.forms[site][0] for site in self.accepted}
         if not signatures:
             return
         common, _ = Counter(signatures.values()).most_common(1)[0]
         for site, signature in signatures.items():
             if _fits(signature, common):
-                absent = sorted({name for name, *_ in common[2]} - {name for name, *_ in signature[2]})
-                if absent:
+                if absent := sorted({name for name, *_ in common[2]} - {name for name, *_ in signature[2]}):
                     log.info("site %r: %s did not come and count as unchanged", site, list_names(absent))
             else:
                 self._collector.drop(site, f"site {site!r} sent {_difference(signature, common)}")
@@ -308,8 +314,11 @@ class FairAggregator(Bounds, ModelAggregator):
     def _add_head(self, model: FLModel) -> Message:
         """Convert a result to a message with version and status, which a script without a report does not send."""
         message = decode_model(model)
-        given = message.meta if isinstance(message.meta, dict) else {}
-        message.meta = {"version": __version__, "status": STATUS_OK, **given}
+        message.meta = {
+            "version": __version__,
+            "status": STATUS_OK,
+            **(message.meta if isinstance(message.meta, dict) else {}),
+        }
         if _positive(message.meta.get("num_steps")) is None:  # FLARE counts such steps as 1
             message.meta.pop("num_steps", None)
         if message.current_round is not None:
@@ -343,10 +352,9 @@ def _fits(signature: Signature, common: Signature) -> bool:
     A filter may exclude tensors of an update, and turn integers into floating-point numbers.
     """
     kinds = {(name, shape): floating for name, shape, floating in common[2]}
-    whole = signature[0] or len(signature[2]) == len(common[2])
     return (
         signature[:2] == common[:2]
-        and whole
+        and (signature[0] or len(signature[2]) == len(common[2]))
         and all(
             (name, shape) in kinds and (floating or not kinds[name, shape]) for name, shape, floating in signature[2]
         )
@@ -359,15 +367,4 @@ def _difference(signature: Signature, common: Signature) -> str:
         return f"params of type {kinds[signature[0]]}, most sites {kinds[common[0]]}"
     if signature[1] != common[1]:
         return f"a result of round {signature[1]}, most sites of round {common[1]}"
-    odd = sorted(set(signature[2]) ^ set(common[2]))[0]
-    return f"another model than most sites: tensor {odd[0]!r} differs"
-
-
-def _is_number(value: Any) -> bool:
-    return checks.is_number(float(value) if isinstance(value, (np.integer, np.floating)) else value)
-
-
-def _mean(metrics: list[dict[str, float]]) -> dict[str, float]:
-    """Return the mean of each metric that all sites measured, for a stock controller's ``stop_cond``."""
-    shared = set.intersection(*(set(m) for m in metrics)) if metrics else set()
-    return {name: sum(m[name] for m in metrics) / len(metrics) for name in sorted(shared)}
+    return f"another model than most sites: tensor {min({*signature[2]} ^ {*common[2]})[0]!r} differs"

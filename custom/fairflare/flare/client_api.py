@@ -109,8 +109,13 @@ class Site:
         self.annotated = annotated
         criterion = loss if annotated is None else lambda outputs, masks: loss(self.known(outputs), self.known(masks))
         try:
-            data = ScriptData({"training": train, "validation": validation, "test": test}, classes)
-            self._task = LoopTask(model, criterion, data, metrics, prior=own_prior)
+            self._task = LoopTask(
+                model,
+                criterion,
+                ScriptData({"training": train, "validation": validation, "test": test}, classes),
+                metrics,
+                prior=own_prior,
+            )
         except Exception as error:
             # The server learns why this site takes no part. A script that ended now would take its answer with it.
             while flare.is_running():
@@ -118,9 +123,8 @@ class Site:
                 self._answer(refusal(self.name, str(flare.get_task_name()), error), message.current_round)
             raise
         self._named = primary_metric
-        self._settings: dict[str, Any] = {METRICS_BY_CLASS: metrics_by_class, MIN_CASES: min_cases}
-        if prior is not None and own_prior is None:
-            self._settings["prior"] = str(prior)
+        of_file = {} if prior is None or own_prior is not None else {"prior": str(prior)}
+        self._settings: dict[str, Any] = {METRICS_BY_CLASS: metrics_by_class, MIN_CASES: min_cases, **of_file}
         self._folder = _state_folder() if folder is None else Path(folder).expanduser()
         self._told: Any = None
         self._site: ScriptSite | None = None
@@ -146,13 +150,12 @@ class Site:
             task = str(flare.get_task_name())
             try:
                 request = decode_task(task, message, self.name)
-                answer = self._open_site(request, message.meta.get(TRAINING_KEY)).begin(request)
-                if answer is None:
-                    self._round = request.current_round
-                    return True
-                reply = answer
+                reply = self._open_site(request, message.meta.get(TRAINING_KEY)).begin(request)
             except Exception as error:
                 reply = refusal(self.name, task, error)
+            if reply is None:
+                self._round = request.current_round
+                return True
             self._answer(reply, message.current_round)
         return False
 
@@ -196,9 +199,8 @@ class Site:
 
     def _open_site(self, request: SiteTask, description: Any) -> ScriptSite:
         if self._site is None or description != self._told:
-            folder = self._folder
-            if request.experiment:
-                folder = folder / safe_name(request.experiment) / safe_name(self.name)
+            names = (safe_name(request.experiment), safe_name(self.name)) if request.experiment else ()
+            folder = self._folder.joinpath(*names)
             training = build_training(description)
             self._task.told = description.get("metrics") or {}
             vars(self._task)["primary_metric"] = str(self._named or description.get("primary", "accuracy"))
@@ -235,12 +237,7 @@ def with_report(model: FLModel, report: Mapping[str, Any], *, num_samples: int |
         raise TypeError(f"model must be an FLModel, got {type(model).__name__}")
     if num_samples is not None:
         whole("num_samples", num_samples)
-    content = {
-        "version": __version__,
-        "status": STATUS_OK,
-        "report": dict(report),
-        "num_samples": num_samples,
-    }
+    content = {"version": __version__, "status": STATUS_OK, "report": dict(report), "num_samples": num_samples}
     model.meta = {**(model.meta or {}), META_KEY: clean_meta(content)}
     return model
 

@@ -43,8 +43,6 @@ from fairflare.methods.base.reports import shorten_value
 from fairflare.methods.base.rule import Rule
 from fairflare.methods.base.training import LocalTraining
 
-_UNKNOWN = ReturnCode.TASK_UNKNOWN
-
 
 @settings
 class RoundsController(RunSettings, ModelController):
@@ -84,11 +82,14 @@ class RoundsController(RunSettings, ModelController):
             self.warning(text)
         try:
             events = FlareEvents(self, self.task.directions())
-            sending = send_in_turns(job_cell(self.engine))
-            offload: AbstractContextManager[bool] = nullcontext(True)
-            if self.disk_offload:
-                offload = replies_on_disk(self.engine, self.fl_ctx.get_job_id("job"))
-            with memory_given_back() as self._collect, offload as offered, sending as in_turns:
+            offload: AbstractContextManager[bool] = (
+                replies_on_disk(self.engine, self.fl_ctx.get_job_id("job")) if self.disk_offload else nullcontext(True)
+            )
+            with (
+                memory_given_back() as self._collect,
+                offload as offered,
+                send_in_turns(job_cell(self.engine)) as in_turns,
+            ):
                 if not offered:
                     self.warning("FLARE offers no disk offload here: replies wait in memory")
                 if not in_turns:
@@ -111,10 +112,9 @@ class RoundsController(RunSettings, ModelController):
         workspace = self.engine.get_workspace()
         settings = read_site_file(Path(workspace.get_file_path_in_site_config(SITE_FILE)), "server")
         self.task.heed(settings)
-        root = settings.get("checkpoint_root") or Path(workspace.get_root_dir()) / "fairflare_checkpoints"
         return Place(
             run_dir=Path(self.get_run_dir()),
-            experiments=Path(root),
+            experiments=Path(settings.get("checkpoint_root") or f"{workspace.get_root_dir()}/fairflare_checkpoints"),
             job_id=self.fl_ctx.get_job_id(),
             settings=settings,
             site_half=self._site_half(),
@@ -147,8 +147,9 @@ class RoundsController(RunSettings, ModelController):
     def ask(self, question: Question) -> None:
         task = question.task
         if self.training is not None:  # the sites' scripts train, and need the method's site half with each task
-            description = clean_meta(describe_training(self.training, self.task))
-            task = replace(task, meta={**task.meta, TRAINING_KEY: description})
+            task = replace(
+                task, meta={**task.meta, TRAINING_KEY: clean_meta(describe_training(self.training, self.task))}
+            )
         self._task = task
         self.send_model(
             task_name=question.name,
@@ -158,9 +159,7 @@ class RoundsController(RunSettings, ModelController):
             callback=_Received(question.hand_over),
         )
         end = time.monotonic() + question.timeout
-        while self.get_num_standing_tasks():
-            if self.stopped():
-                break
+        while self.get_num_standing_tasks() and not self.stopped():
             if question.enough() or time.monotonic() > end:
                 self.cancel_all_tasks()
                 break
@@ -184,19 +183,18 @@ class RoundsController(RunSettings, ModelController):
         Such a reply goes to the callback of the task that it answers, as meanwhile another task may have begun.
         """
         received = client_task.task.get_prop(AppConstants.TASK_PROP_CALLBACK)
-        why = _unreadable(client_task.client.name, client_task.result)
-        if why and isinstance(received, _Received):
+        if (why := _unreadable(client_task.client.name, client_task.result)) and isinstance(received, _Received):
             # A site that trains with its own script need not know the task ``check``.
-            unknown = client_task.task.name == TASK_CHECK and why == _describe_answer(client_task.client.name, _UNKNOWN)
-            received.hand_over(client_task.client.name, says_nothing() if unknown else why)
+            site = client_task.client.name
+            is_unknown = client_task.task.name == TASK_CHECK and why == _describe_answer(site, ReturnCode.TASK_UNKNOWN)
+            received.hand_over(site, says_nothing() if is_unknown else why)
         super()._process_result(client_task, fl_ctx)
 
     def _accept_train_result(
         self, client_name: str, result: Shareable, fl_ctx: FLContext, is_unknown_task: bool = False
     ) -> bool:
         self.fl_ctx = fl_ctx
-        why = _unreadable(client_name, result)
-        if why:
+        if why := _unreadable(client_name, result):
             self.warning(why)
             return False
         self.fl_ctx.set_prop(AppConstants.TRAINING_RESULT, result, private=True, sticky=False)
@@ -215,9 +213,12 @@ class RoundsController(RunSettings, ModelController):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         super().handle_event(event_type, fl_ctx)
         name = None
-        task = self._task if event_type == EventType.BEFORE_TASK_DATA_FILTER else None
-        if task is not None and (task.by_site or task.each is not None):  # the task has a separate part for each site
-            _add_own(task, fl_ctx)
+        if (
+            event_type == EventType.BEFORE_TASK_DATA_FILTER
+            and self._task is not None
+            and (self._task.by_site or self._task.each is not None)  # the task has a separate part for each site
+        ):
+            _add_own(self._task, fl_ctx)
         if event_type == EventType.CLIENT_RECONNECTED:
             name = fl_ctx.get_prop(FLContextKey.RECONNECTED_CLIENT_NAME)
         elif event_type == EventType.BEFORE_PROCESS_TASK_REQUEST:  # the site is idle again and asks for a task
@@ -260,8 +261,7 @@ def _describe_answer(site: str, code: Any) -> str:
 def _unreadable(site: str, result: Shareable) -> str:
     """Return why a site's result holds no readable message; empty if it holds one."""
     try:
-        code = result.get_return_code()
-        if code and code != ReturnCode.OK:
+        if (code := result.get_return_code()) and code != ReturnCode.OK:
             blocked = ": a filter at the site blocks this answer" if code == ReturnCode.TASK_RESULT_FILTER_ERROR else ""
             return f"{_describe_answer(site, code)}{blocked}"
         FLModelUtils.from_shareable(result)

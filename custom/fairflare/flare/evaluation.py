@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
-from fairflare.base.settings import Positive, PositiveInt, field_names, settings
+from fairflare.base.settings import field_names, settings
 from fairflare.federation.collecting.transport import Listener
 from fairflare.federation.plan.run_settings import Place, PlanRun, WithoutTraining
 from fairflare.federation.server.planning import Planning
@@ -19,7 +18,7 @@ RESULTS = "evaluation"  # folder in the run directory, with a folder for each mo
 
 
 @settings
-class EvaluationController(RoundsController):
+class EvaluationController(WithoutTraining, RoundsController):
     """Test each model as the final test of a run does, one after the other.
 
     Args:
@@ -27,29 +26,21 @@ class EvaluationController(RoundsController):
     """
 
     models: list[str]
-    num_rounds: Literal[0] = 0
 
     def lead(self, place: Place, listeners: Sequence[Listener]) -> None:
         """Test each given model at the sites, and write its results into a folder of its own."""
         shared = {name: getattr(self, name) for name in field_names(WithoutTraining)}
-        carried = Path(self.get_app_dir()) / MODELS
         for model in self.models:
             run = WithoutTraining(**{**shared, "label": model, "initial_ckpt": f"{model}.safetensors"})
-            place_of_model = replace(place, run_dir=place.run_dir / RESULTS / model, carried=carried)
+            place_of_model = replace(
+                place, run_dir=place.run_dir / RESULTS / model, carried=Path(self.get_app_dir()) / MODELS
+            )
             Rounds(self.task, self.rule, run, self, place_of_model, listeners).run()
 
 
 @settings
-class PlanController(RoundsController):
-    """Ask the sites for counts of their cases, and write a plan beside the results.
-
-    Args:
-        plan_memory, min_cases: see :class:`fairflare.federation.plan.run_settings.PlanRun`.
-    """
-
-    num_rounds: Literal[0] = 0
-    plan_memory: Positive | None = None
-    min_cases: PositiveInt = 5
+class PlanController(PlanRun, RoundsController):
+    """Ask the sites for counts of their cases, and write a plan beside the results."""
 
     def lead(self, place: Place, listeners: Sequence[Listener]) -> None:
         """Lead the exchanges with the sites, and write ``plan.json`` beside the results."""

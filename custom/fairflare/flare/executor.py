@@ -60,7 +60,7 @@ class SiteExecutor(Executor):
     def __post_init__(self) -> None:
         Executor.__init__(self)
         self._settings: dict[str, Any] | None = None
-        self._workers: dict[str, SiteWorker] = {}
+        self._workers: dict[Path, SiteWorker] = {}
         self._asked: SiteTask | None = None  # the last request of FairFlare's controller, without its model
         self._trained: int | None = None  # round of the last successful training
         self._received: Shareable | None = None
@@ -113,8 +113,8 @@ class SiteExecutor(Executor):
             if task_name == SUBMIT_MODEL:
                 answer = self._local_model(shareable, site, fl_ctx)
             else:
-                request = validation(shareable, self._asked)
-                answer = metrics_of(self._perform(request, site, fl_ctx, abort_signal), self.task.primary_metric)
+                reply = self._perform(validation(shareable, self._asked), site, fl_ctx, abort_signal)
+                answer = metrics_of(reply, self.task.primary_metric)
         except NotServed as error:
             self.log_warning(fl_ctx, f"{task_name}: {error}")
             return make_reply(error.code)
@@ -142,10 +142,10 @@ class SiteExecutor(Executor):
         return self._worker(arguments).perform(request, lambda: bool(abort_signal.triggered))
 
     def _worker(self, arguments: dict[str, Any]) -> SiteWorker:
-        key = str(arguments["state_folder"])
-        if key not in self._workers:
-            self._workers[key] = SiteWorker(**arguments)
-        return self._workers[key]
+        folder: Path = arguments["state_folder"]
+        if folder not in self._workers:
+            self._workers[folder] = SiteWorker(**arguments)
+        return self._workers[folder]
 
     def _worker_arguments(self, site: str, experiment: str, fl_ctx: FLContext) -> dict[str, Any]:
         workspace = fl_ctx.get_engine().get_workspace()
@@ -153,15 +153,14 @@ class SiteExecutor(Executor):
             self._settings = read_site_file(Path(workspace.get_file_path_in_site_config(SITE_FILE)), site)
         settings = self._settings
         root = Path(settings.get("state_root") or Path(workspace.get_root_dir()) / "fairflare_state")
-        # The folder of an experiment outlives the job, so that a resubmitted job resumes the experiment.
         of_job = Path(workspace.get_run_dir(fl_ctx.get_job_id())) / "fairflare_state"
-        folder = root / safe_name(experiment) / safe_name(site) if experiment else of_job
         return {
             "site": site,
             "task": self.task,
             "training": self.training,
             "settings": settings,
-            "state_folder": folder,
+            # The folder of an experiment outlives the job, so that a resubmitted job resumes the experiment.
+            "state_folder": root / safe_name(experiment) / safe_name(site) if experiment else of_job,
             # Simulated sites share a machine. One thread each makes sums equal to the last bit everywhere.
             "num_threads": 1 if fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False) else None,
             "decoded": root / DECODED_PLACE / safe_name(site),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from nvflare.app_common.statistics.numeric_stats import get_global_stats
 from nvflare.app_common.workflows.statistics_controller import StatisticsController
 from nvflare.fuel.utils import fobs
 
-from fairflare.base.checks import list_names, printable
+from fairflare.base.checks import list_names, printable, refuse
 from fairflare.base.settings import Flag, PositiveInt, settings
 from fairflare.core.statistics.site_figures import AXES, COUNTS, INTENSITY
 from fairflare.data.datalist import labels_in
@@ -70,8 +71,7 @@ class ImageStatistics(Intensities, Statistics):
     def __post_init__(self) -> None:
         Statistics.__init__(self)
         super().__post_init__()
-        self._sums: SiteSums | None = None
-        self._site, self._own = "", dict[str, Any]()
+        self.open("", {})
 
     def reading(self, decoded: DecodedVolumes | None = None) -> Reading:
         return Reading(self.orientation, self.intensity, self.window, decoded)
@@ -89,20 +89,19 @@ class ImageStatistics(Intensities, Statistics):
             site: name of the site.
             own: content of the site's private file.
         """
-        self._site, self._own, self._sums = site, dict(own), None
+        self._site, self._own = site, dict(own)
+        self.__dict__.pop("sums", None)
 
-    @property
+    @cached_property
     def sums(self) -> SiteSums:
         """Return the site's counts, which are computed once and reused for every question of FLARE."""
-        if self._sums is None:
-            if PRIVACY in self._own:
-                raise SiteError(
-                    f"site {self._site!r}: sums over its images are not counted under its {PRIVACY!r}, so it sends none"
-                )
-            least = max(self.min_cases, setting(self._site, self._own, MIN_CASES, 1, PositiveInt))
-            settings = {key: value for key, value in self._own.items() if key not in SHELL_SETTINGS}
-            self._sums = measure(self._site, settings, self.task or kind_of_labels(settings), self.reading(), least)
-        return self._sums
+        if PRIVACY in self._own:
+            raise SiteError(
+                f"site {self._site!r}: sums over its images are not counted under its {PRIVACY!r}, so it sends none"
+            )
+        least = max(self.min_cases, setting(self._site, self._own, MIN_CASES, 1, PositiveInt))
+        settings = {key: value for key, value in self._own.items() if key not in SHELL_SETTINGS}
+        return measure(self._site, settings, self.task or kind_of_labels(settings), self.reading(), least)
 
     def features(self) -> dict[str, list[Feature]]:
         """Return the names of the figures that may leave the site, as FLARE's features; other figures are left out."""
@@ -121,8 +120,10 @@ class ImageStatistics(Intensities, Statistics):
         """
         _, counts = self.sums.bins().get(feature_name, (0, {}))
         width = AXES[feature_name].width if feature_name in AXES else 0
-        bins = [Bin(round(k * width, DECIMALS), round((k + 1) * width, DECIMALS), n) for k, n in counts.items()]
-        return Histogram(HistogramType.STANDARD, bins)
+        return Histogram(
+            HistogramType.STANDARD,
+            [Bin(round(k * width, DECIMALS), round((k + 1) * width, DECIMALS), n) for k, n in counts.items()],
+        )
 
 
 class SiteStatistics(StatisticsController):
@@ -161,8 +162,7 @@ class SiteStatistics(StatisticsController):
         site, phase = client_task.client.name, client_task.task.props[StatisticsConstants.STATISTICS_TASK_KEY]
         result, client_task.result = client_task.result, None
         try:
-            code = result.get_return_code()
-            if code != ReturnCode.OK:
+            if (code := result.get_return_code()) != ReturnCode.OK:
                 raise ValueError(f"its task failed ({code!s:.40}); the site's log says why")
             self.take(site, phase, fobs.loads(from_shareable(result).data[phase]))
         except Exception as error:  # a site may send any value, and FLARE's decoder may raise any error
@@ -186,8 +186,7 @@ class SiteStatistics(StatisticsController):
             self._counts[site] = {name: _whole(name, count) for name, count in counts.items()}
             # FLARE asks only for histograms of features whose smallest and largest value it knows.
             for statistic, end in (("min", 0), ("max", 1)):
-                of_site = {DATASET: dict.fromkeys(self._counts[site], end)}
-                self.client_statistics.setdefault(statistic, {})[site] = of_site
+                self.client_statistics.setdefault(statistic, {})[site] = {DATASET: dict.fromkeys(counts, end)}
             return
         records = self._counts[site]
         axes = {axis: figures.Histogram(records=records[axis], bins=[]) for axis in AXES if axis in records}
@@ -237,9 +236,11 @@ def _read_features(answer: Any, statistic: str) -> Mapping[str, Any]:
 
 
 def _whole(name: str, value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= MOST_RECORDS:
-        raise ValueError(f"{name} must be a whole number from 0 to {MOST_RECORDS:g}, got {shorten_value(value)}")
-    return value
+    refuse({
+        f"{name} must be a whole number from 0 to {MOST_RECORDS:g}, got {shorten_value(value)}":
+            type(value) is not int or not 0 <= value <= MOST_RECORDS,
+    })  # fmt: skip
+    return int(value)
 
 
 @settings
@@ -279,9 +280,11 @@ def configs() -> dict[str, Any]:
 
     As each histogram has a range here, FLARE never asks a site for its smallest and largest value.
     """
-    ends = {"bins": AXES[INTENSITY].bins, "range": [0, 1]}
     # Features are listed by name, since `nvflare job submit` cannot read a job with FLARE's "*" for all features.
-    return {"count": {}, "histogram": {name: dict(ends) for name in (*AXES, *COUNTS)}}
+    return {
+        "count": {},
+        "histogram": {name: {"bins": AXES[INTENSITY].bins, "range": [0, 1]} for name in (*AXES, *COUNTS)},
+    }
 
 
 def cleansers(least: int) -> dict[str, Any]:
@@ -321,8 +324,9 @@ def statistics_here(
         question = controller._prepare_inputs(phase)
         for site in sites:
             handler.stats_generator = generators[site]
-            answer = handler.execute_task(StatisticsConstants.FED_STATS_TASK, question, FLContext(), Signal())
-            answers = fobs.loads(answer[phase])
+            answers = fobs.loads(
+                handler.execute_task(StatisticsConstants.FED_STATS_TASK, question, FLContext(), Signal())[phase]
+            )
             for cleanser in cleansers(generator.min_cases).values():
                 answers, _ = cleanser.apply(answers, site)
             controller.take(site, phase, answers)

@@ -115,7 +115,6 @@ def check_submission(shareable: Shareable, worker: SiteWorker, asked: SiteTask |
     """
     allowed, name = worker.settings.get(SUBMITS, False), shareable.get_header(AppConstants.SUBMIT_MODEL_NAME)
     no, keeps_model = ReturnCode.TASK_UNSUPPORTED, isinstance(worker.training.home, OwnModel)
-    known = name in (ModelName.BEST_MODEL, ModelName.FINAL_MODEL)
     _refuse_if(
         (not isinstance(allowed, bool), no, f"setting {SUBMITS!r} must be true or false, got {allowed!r:.80}"),
         (
@@ -124,7 +123,11 @@ def check_submission(shareable: Shareable, worker: SiteWorker, asked: SiteTask |
             "the local model was asked for and not given, as cross-site evaluation sends it to all other sites; "
             f'"{SUBMITS}": true in local/fairflare.json allows it',
         ),
-        (not known, ReturnCode.MODEL_UNRECOGNIZED, f"there is no local model {name!r:.80}"),
+        (
+            name not in (ModelName.BEST_MODEL, ModelName.FINAL_MODEL),
+            ReturnCode.MODEL_UNRECOGNIZED,
+            f"there is no local model {name!r:.80}",
+        ),
         (keeps_model, no, "the local model is not sent: by the job's method it is this site's alone"),
     )
     # Checked last, because finding the tensors that stay at the site means building the network.

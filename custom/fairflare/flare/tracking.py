@@ -59,8 +59,13 @@ class FlareEvents(Curves):
         self.controller = controller
 
     def scalar(self, tag: str, value: float, step: int) -> None:
-        dxo = create_analytic_dxo(tag=tag, value=value, data_type=AnalyticsDataType.SCALAR, global_step=step)
-        send_analytic_dxo(self.controller, dxo, self.controller.fl_ctx, EVENT, fire_fed_event=False)
+        send_analytic_dxo(
+            self.controller,
+            create_analytic_dxo(tag=tag, value=value, data_type=AnalyticsDataType.SCALAR, global_step=step),
+            self.controller.fl_ctx,
+            EVENT,
+            fire_fed_event=False,
+        )
 
     def round_started(self, current_round: int) -> None:
         self.controller.fl_ctx.set_prop(AppConstants.CURRENT_ROUND, current_round, private=True, sticky=False)
@@ -82,7 +87,10 @@ class FlareEvents(Curves):
 
         The event's model is the one that was validated, not the current global model.
         """
-        fl_ctx = self.controller.fl_ctx
-        model = make_model_learnable(dict(state), {"current_round": number})
-        fl_ctx.set_prop(AppConstants.GLOBAL_MODEL, model, private=True, sticky=False)
+        self.controller.fl_ctx.set_prop(
+            AppConstants.GLOBAL_MODEL,
+            make_model_learnable(dict(state), {"current_round": number}),
+            private=True,
+            sticky=False,
+        )
         self.controller.event(AppEventType.GLOBAL_BEST_MODEL_AVAILABLE)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fairflare.base.disk.files import private_folder, write_whole
-from fairflare.core.plans.counts import LOST, MOST, Case, Counts, count_values, merge_counts
+from fairflare.core.plans.counts import LOST, MOST, Case, count_values, merge_counts
 from fairflare.exchange.messages import STATUS_OK, SiteReply, SiteTask
 from fairflare.methods.base.reports import TOO_FEW, TRAINING, Field
 from fairflare.methods.base.site_run import SiteError
@@ -90,8 +90,11 @@ def plan(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
         report[MEMORY] = int(torch.cuda.get_device_properties(run.device).total_memory * MARGIN / 2**30)
     cropped = sum(case.share < LOST for case in every)
     if request.sums:
-        _save(request, store, {**{name: _dense(name, counts) for name, counts in counts_by_name.items()},
-                               CROPPED: torch.tensor([cropped]), FOREGROUND: torch.from_numpy(histograms)})  # fmt: skip
+        dense = {
+            name: torch.bincount(torch.tensor([*counts.elements()]), minlength=MOST[name.rpartition("_")[0]] + 1)
+            for name, counts in counts_by_name.items()
+        }
+        _save(request, store, {**dense, CROPPED: torch.tensor([cropped]), FOREGROUND: torch.from_numpy(histograms)})
         return SiteReply(STATUS_OK, report=report)
     # A patient may have several volumes, and a run must be of enough patients.
     runs = {name: merge_counts(counts, least * max(patients.values())) for name, counts in counts_by_name.items()}
@@ -112,19 +115,12 @@ def _measure_cases(worker: SiteWorker, run: Any) -> tuple[list[tuple[Hashable, C
         worker.fingerprints = run.data.fingerprints("training", worker.task.of_ct)
     measured = worker.fingerprints
     sums_by_channel = [sum(counts[number] for *_, counts in measured) for number in worker.task.of_ct]
-    histograms = np.concatenate([*sums_by_channel, np.zeros(0)])
-    return [(patient, case) for patient, case, _ in measured], histograms
-
-
-def _dense(name: str, counts: Counts) -> torch.Tensor:
-    most = MOST[name.rpartition("_")[0]]
-    return torch.bincount(torch.tensor([*counts.elements()]), minlength=most + 1).double()
+    return [(patient, case) for patient, case, _ in measured], np.concatenate([*sums_by_channel, np.zeros(0)])
 
 
 def _save(request: SiteTask, store: SiteStore, numbers: dict[str, torch.Tensor]) -> None:
     sums = {f"{name}.sum": tensor.double() for name, tensor in numbers.items()}
-    model = digest(request.state).hex()
-    store.save(COUNTS, request.current_round, {COUNTS: sums, "model": model}, kept=1)
+    store.save(COUNTS, request.current_round, {COUNTS: sums, "model": digest(request.state).hex()}, kept=1)
 
 
 def _check_before(worker: SiteWorker, cases: Sequence[Case], least: int) -> None:
@@ -132,18 +128,15 @@ def _check_before(worker: SiteWorker, cases: Sequence[Case], least: int) -> None
 
     The site's own file has a SHA-256 for each case, and never leaves.
     """
-    alike = Counter(map(repr, cases))
-    named = (f"{worker.site} {case} {number}" for case, count in alike.items() for number in range(count))
+    named = (f"{worker.site} {case} {k}" for case, count in Counter(map(repr, cases)).items() for k in range(count))
     now = sorted(hashlib.sha256(text.encode()).hexdigest() for text in named)
     beside = worker.state.folder if worker.sent is None else worker.sent  # both lie two folders below the state root
     file = private_folder(beside.parents[1] / ASKED_BEFORE) / f"{worker.site}.json"
     before = json.loads(file.read_text("utf-8")) if file.exists() else []
-    for other in before:
-        if 0 < max(len({*now} - {*other}), len({*other} - {*now})) < least:
-            raise SiteError(
-                f"site {worker.site!r}: its training cases differ in {TOO_FEW} from those of an earlier plan, and the "
-                "difference of both would show them; use the earlier plan, or wait until enough cases have changed"
-            )
+    if any(0 < max(len({*now} - {*other}), len({*other} - {*now})) < least for other in before):
+        raise SiteError(
+            f"site {worker.site!r}: its training cases differ in {TOO_FEW} from those of an earlier plan, and the "
+            "difference of both would show them; use the earlier plan, or wait until enough cases have changed"
+        )
     if now not in before:
-        text = json.dumps([*before, now])
-        write_whole(file, lambda path: path.write_text(text, "utf-8"))
+        write_whole(file, lambda path: path.write_text(json.dumps([*before, now]), "utf-8"))

@@ -33,12 +33,10 @@ def facts_of(data: SiteData, device: torch.device, sends_classes: bool, floor: F
         DataError: the image of a list cannot be read.
     """
     splits = ["training", "validation", *data.test_splits]
-    if not data.synthetic:
-        for split in splits:  # an empty list of a site without labels has no batch
-            next(iter(data.batches(split, batch_size=1)), None)
+    for split in () if data.synthetic else splits:  # an empty list of a site without labels has no batch
+        next(iter(data.batches(split, batch_size=1)), None)
     splits += [UNLABELLED] if UNLABELLED in data.lists else []
     reported = [split for split in splits if floor.holds(split)]
-    groups = None if data.class_groups is None else data.class_groups.items()
     # Without class names, num_classes reveals that the site has the last class: send it only if that is allowed.
     cases, count = data.class_cases("training") if floor.least > 1 else None, data.num_classes
     many = floor.least <= 1 if cases is None or count is None else count == len(cases) and int(cases[-1]) >= floor.least
@@ -53,8 +51,8 @@ def facts_of(data: SiteData, device: torch.device, sends_classes: bool, floor: F
         GLOBAL_LIST: data.fingerprint(SPLIT_GLOBAL) if SPLIT_GLOBAL in reported else None,
         "class_names": None if data.class_names is None else list(data.class_names),
         "class_groups": None
-        if groups is None
-        else [f"{name} {number}" for name, members in groups for number in members],
+        if data.class_groups is None
+        else [f"{name} {number}" for name, members in data.class_groups.items() for number in members],
         MASK_LABELS: list(data.mask_labels) or None,
         "num_classes": count if last or data.class_names is not None else None,
     }
@@ -69,12 +67,15 @@ def labels_of(task: Task, data: SiteData, sends_classes: bool, floor: Floor) -> 
         data, sends_classes, floor: as for :func:`facts_of`; a site that may not reveal its classes reports none.
     """
     names = task.outcome_names()
-    facts: dict[str, Any] = {} if data.annotated is None else {ANNOTATED: [names[k] for k in data.annotated]}
-    if data.channels is not None and task.channels:
-        facts[CHANNELS] = [task.channels[number] for number in data.channels]
-    measured = find_measurable(data, floor)
-    if measured is not None and sends_classes:
-        facts[MEASURED] = [names[k] for k in measured]
+    measured = find_measurable(data, floor) if sends_classes else None
+    numbers = {
+        ANNOTATED: (names, data.annotated),
+        CHANNELS: (task.channels or (), data.channels if task.channels else None),
+        MEASURED: (names, measured),
+    }
+    facts: dict[str, Any] = {
+        fact: [words[number] for number in known] for fact, (words, known) in numbers.items() if known is not None
+    }
     marks = [data.marks(split) for split in ("training", "validation", *data.test_splits) if split != SPLIT_GLOBAL]
     if None in marks or not any(marks):  # without any label there is nothing to count
         return facts

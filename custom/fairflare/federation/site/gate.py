@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from fairflare.base.cases.floor import Floor, may_leave
-from fairflare.base.task import Metric, SiteData, Task, metric_name
+from fairflare.base.task import Metric, Task, metric_name
 from fairflare.core.cells import SUPPRESSED as WITHHELD
 from fairflare.core.cells import Cell
 from fairflare.exchange.messages import (
@@ -67,8 +67,7 @@ def check_names(site: str, names: Collection[str]) -> None:
     Raises:
         SiteError: two names are equal (which one stands in this site's log only).
     """
-    twice = sorted(name for name, count in Counter(names).items() if count > 1)
-    if twice:
+    if twice := sorted(name for name, count in Counter(names).items() if count > 1):
         raise SiteError(
             f"site {site!r}: more than one metric would be called {twice[0]!r}; rename a class or a group",
             public=f"site {site!r}: two of its metrics would have the same name; rename a class or a group there",
@@ -83,15 +82,13 @@ class Gate:
         site: name of the site, for its own log.
         task: the learning task, which declares its metrics; the primary metric and the loss may leave also where
             ``classes`` is False.
-        data: data of the site.
         training: the method's site half; the rules that belong to it declare the fields of its report.
         classes: whether metrics by class may leave.
-        floor: decides whether splits and classes have enough cases.
+        floor: decides whether splits and classes of the site's data have enough cases.
     """
 
     site: str
     task: Task
-    data: SiteData
     training: Any
     classes: bool
     floor: Floor
@@ -105,9 +102,9 @@ class Gate:
             return
         if not self.classes:
             self._keep_classes_home(reply)
-        tables = [reply.stats.pop(key) for key in (groups.TABLE, clinical.TABLE) if key in reply.stats]
         # In place of a table of outcomes, send the figures computed from it, without those of too few cases.
-        sent = [table.sent(self.floor.least, self.classes) for table in tables]
+        tables = [key for key in (groups.TABLE, clinical.TABLE) if key in reply.stats]
+        sent = [reply.stats.pop(key).sent(self.floor.least, self.classes) for key in tables]
         reply.stats |= {name: value for told, _ in sent for name, value in told.items()}
         held = [
             *(name for _, kept in sent for name in kept),
@@ -173,10 +170,9 @@ class Gate:
             half = type(getattr(self.training, "training", self.training))
             fields = fields_of(half) if of_task is None else {field.name: field for field in of_task}
         for name, value in list(reply.report.items()):
-            splits = None
-            if name in fields:
-                splits = self.training.made_of(name)
-                splits = fields[name].of if splits is None else splits
+            splits = self.training.made_of(name) if name in fields else None
+            if name in fields and splits is None:
+                splits = fields[name].of
             if isinstance(value, ByClass):
                 splits = (value.split,)
                 reply.report[name] = value.sent(self.floor.shown(value.split, value.rows))
@@ -197,14 +193,13 @@ class Gate:
             if odd.get(name) or not self._hold(fields[name].of if name in fields else None):
                 del reply.stats[name]
                 yield IN_STATS + name
-        counted = {TASK_VALIDATE: (SPLIT_TEST,), TASK_NORMS: TRAINING}.get(request.name, ())
-        if not self._hold(counted):
+        if not self._hold({TASK_VALIDATE: (SPLIT_TEST,), TASK_NORMS: TRAINING}.get(request.name, ())):
             reply.num_samples = None
             yield "num_samples"
 
     def _hold(self, splits: tuple[str, ...] | None) -> bool:
-        every = (*TRAINING, *VALIDATION, *self.data.test_splits)
-        return all(self.floor.holds(split) for split in (every if splits is None else splits))
+        every = (*TRAINING, *VALIDATION, *self.floor.data.test_splits)
+        return all(map(self.floor.holds, every if splits is None else splits))
 
     # -- internal parts
 

@@ -15,7 +15,7 @@ import numpy as np
 from fairflare.base.aspect import GROUPS, refusals
 from fairflare.base.cases.resampling import seed_generator
 from fairflare.base.cases.sampling import number_cases
-from fairflare.base.checks import refuse_if
+from fairflare.base.checks import refuse, refuse_if
 from fairflare.core.statistics.group_sums import (
     BRIER,
     CALIBRATION,
@@ -49,21 +49,19 @@ TABLE = "group_table"  # key in a reply's stats at the site; the gate replaces t
 NAMES = "group_names"
 IN_GROUPS = "groups/"  # prefix of the names of groups in a reply's list of suppressed values
 BY_CLASS = "`metrics_by_class`; of classes with few cases in a group, with others: `min_cases`"
-ASKED = "with `groups`: "
-IN_PARTS = f"as `{NAMES}`, by part, group"
 FEW_CASES = "groups with few cases, with others: `min_cases`"
 FIELDS = (
     Field(
         NAMES, "names", required=False,
-        doc=f"{ASKED}`<attribute>=<group>` of each declared group, also of those that nobody is of. The sums that "
-        f"follow are of each group in each of {FOLDS} parts of the cases, with `min_cases` above 1 in all cases "
+        doc="with `groups`: `<attribute>=<group>` of each declared group, also of those that nobody is of. The sums "
+        f"that follow are of each group in each of {FOLDS} parts of the cases, with `min_cases` above 1 in all cases "
         "together; NaN: withheld",
         keep="leave `attributes` out of the datalist", of=(),
     ),
     *(
         Field(
-            f"group_{name}", "vector", low=0, nan_ok=True, required=False, doc=f"{IN_PARTS}{what}",
-            reveals=reveals, keep=keep, of=("test",),
+            f"group_{name}", "vector", low=0, nan_ok=True, required=False,
+            doc=f"as `{NAMES}`, by part, group{what}", reveals=reveals, keep=keep, of=("test",),
         )
         for name, what, reveals, keep in (
             (IMAGES, ": number of test images", "how many people of a group the site has", FEW_CASES),
@@ -105,12 +103,11 @@ def check_asked(site: str, task: Task, data: SiteData, asked: Sequence[str]) -> 
     Raises:
         SiteError: the data do not declare an attribute, or the task gives no outcomes of single images.
     """
-    unknown = [attribute for attribute in asked if attribute not in data.attributes]
-    if unknown:
-        known = ", ".join(data.attributes) or "none"
+    if unknown := [attribute for attribute in asked if attribute not in data.attributes]:
         raise SiteError(
-            f"site {site!r}: the run asks for groups={unknown[0]!r}, the data declare: {known}; declare it in "
-            "'attributes' of the datalist, or take it out of groups",
+            f"site {site!r}: the run asks for groups={unknown[0]!r}, the data declare: "
+            f"{', '.join(data.attributes) or 'none'}; declare it in 'attributes' of the datalist, or take it out of "
+            "groups",
             public=f"site {site!r}: the run asks for groups={unknown[0]!r}, which its data do not declare",
         )
     lacks = (
@@ -133,7 +130,6 @@ class GroupTable:
         site: name of the site; the name and the number of cases decide how the cases are divided into parts.
         outcomes: labels and scores from :meth:`fairflare.base.task.Task.outcomes`.
         numbers: number of the group of each image, by attribute.
-        groups: number of groups, by attribute.
         cases: case (patient) of each image.
         names: names of the groups of all attributes.
         bins, calibration_bins: ``group_bins`` and ``calibration_bins`` of the run.
@@ -142,7 +138,6 @@ class GroupTable:
     site: str
     outcomes: Outcomes
     numbers: Mapping[str, np.ndarray[Any, np.dtype[np.int64]]]
-    groups: Mapping[str, int]
     cases: Sequence[Hashable]
     names: list[str]
     bins: int
@@ -188,15 +183,14 @@ class GroupTable:
         rows: dict[str, list[Array]] = {name: [] for name in wanted}
         held: list[str] = []
         for attribute, numbers in self.numbers.items():
-            count = self.groups[attribute]
-            hidden = find_hidden_groups(self.cases, numbers, count, least)
+            groups = [name for name in self.names if name.startswith(f"{attribute}=")]
+            hidden = find_hidden_groups(self.cases, numbers, len(groups), least)
             parts: frozenset[int] = frozenset()
             if labels is not None and by_class:
                 parts = find_hidden_parts(self.cases, labels, numbers, hidden, least, scores.shape[1])
                 held += [f"{IN_GROUPS}{attribute}/class {part}" for part in sorted(parts)]
-            groups = [name for name in self.names if name.startswith(f"{attribute}=")]
             held += [IN_GROUPS + groups[number] for number in sorted(hidden)]
-            for number, fold in product(range(count), range(folds)):
+            for number, fold in product(range(len(groups)), range(folds)):
                 chosen = (numbers == number) & (part_of % folds == fold)
                 sums = sums_of(labels, scores, chosen, self.bins, self.calibration_bins, whose, least)
                 for name in wanted:
@@ -237,13 +231,14 @@ def table_of(
     names, (labels, scores) = names_of(data, asked.groups), outcomes
     form = shapes(scores.shape[1], asked.group_bins, asked.calibration_bins)
     size = max(int(np.prod(form[name])) for name in (OF_CLASSES if labels is not None else (DICE,))) * len(names)
-    if size > MAX_ENTRIES:
-        raise SiteError(f"site {site!r}: groups would send {size} numbers, more than {MAX_ENTRIES}; lower group_bins")
+    refuse({
+        f"site {site!r}: groups would send {size} numbers, more than {MAX_ENTRIES}; lower group_bins":
+            size > MAX_ENTRIES,
+    }, SiteError)  # fmt: skip
     numbers = {name: np.asarray(data.group_numbers("test", name), np.int64) for name in asked.groups}
-    groups = {name: len(data.attributes[name]) for name in asked.groups}
     cases = data.cases("test")
     whose: Sequence[Hashable] = range(len(scores)) if cases is None else cases
-    return GroupTable(site, outcomes, numbers, groups, whose, names, asked.group_bins, asked.calibration_bins)
+    return GroupTable(site, outcomes, numbers, whose, names, asked.group_bins, asked.calibration_bins)
 
 
 def _odd_names(names: Sequence[str], asked: Sequence[str], declared: Sequence[str] | None) -> dict[str, bool]:
@@ -330,14 +325,12 @@ def read_groups(
         refuse_if(site, {
             f"field {SUMS.get(wrong)!r} of {name!r:.80} cannot be of {count:.0f} images": bool(wrong)
         })  # fmt: skip
-    for attribute in asked:
-        count = sum(
-            float(np.nansum(group_sums[IMAGES]))
-            for name, group_sums in by_group.items()
-            if name.partition("=")[0] == attribute
-        )
-        refuse_if(site, {
-            f"field {SUMS[IMAGES]!r} counts {count:.0f} images by {attribute!r:.80}, it has {images or 0:.0f} in test":
-                images is not None and count > images + 0.5,
-        })  # fmt: skip
+    counts = dict.fromkeys(asked, 0.0)
+    for name, sums in by_group.items():
+        counts[name.partition("=")[0]] += float(np.nansum(sums[IMAGES]))
+    refuse_if(site, {
+        f"field {SUMS[IMAGES]!r} counts {count:.0f} images by {attribute!r:.80}, it has {images or 0:.0f} in test":
+            images is not None and count > images + 0.5
+        for attribute, count in counts.items()
+    })  # fmt: skip
     return by_group

@@ -61,8 +61,7 @@ def restore_model(request: SiteTask, store: SiteStore, site: str) -> dict[str, t
     if not request.directives.get(EXCHANGE):
         store.save(KEPT, request.current_round, request.state, kept=1)
         return request.state
-    stored = store.load_at(KEPT, request.current_round)
-    if stored is None:
+    if (stored := store.load_at(KEPT, request.current_round)) is None:
         raise SiteError(
             f"site {site!r} has not kept the model of round {request.current_round}, whose batch norms it must measure",
             skipped=True,
@@ -84,8 +83,7 @@ def report(run: SiteRun, model: torch.nn.Module, batch_size: int) -> dict[str, A
         SiteError: a batch norm's moments are not finite (names it), or the site has no training images.
     """
     images = ImageBatches(run, "training", batch_size)
-    first = next(iter(images), None)
-    if first is None:
+    if (first := next(iter(images), None)) is None:
         raise SiteError(f"site {run.site!r} has no training images to measure batch norms on", skipped=True)
     try:
         done, forward = run.directives.get(DONE) or (), whole_pass(model)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fairflare.base.checks import first_of, nearest
+from fairflare.base.checks import nearest, refuse
 from fairflare.base.disk.files import safe_name
 from fairflare.base.settings import values_of
 from fairflare.base.task import Task
@@ -42,9 +42,12 @@ def describe_training(training: LocalTraining, task: Task) -> dict[str, Any]:
 
     The description names the class of the site half and holds its settings.
     """
-    metrics = {name: metric.describe() for name, metric in task.by_name().items()}
-    component = {"kind": type(training).__name__, "settings": values_of(training)["args"]}
-    return {**component, "metrics": metrics, "primary": task.primary_metric}
+    return {
+        "kind": type(training).__name__,
+        "settings": values_of(training)["args"],
+        "metrics": {name: metric.describe() for name, metric in task.by_name().items()},
+        "primary": task.primary_metric,
+    }
 
 
 def build_training(description: Any) -> LocalTraining:
@@ -90,6 +93,14 @@ class Loop:
     answered: threading.Event = field(default_factory=threading.Event)
 
 
+def _computing_problem(run: SiteRun) -> dict[str, object]:
+    """Return whether a run sets how the network computes, which a script's loop decides itself, by the error's text."""
+    return {
+        f"site {run.site!r}: {run.computing}: precision, channels_last, compile and deterministic are of FairFlare's "
+        "own training loop; take them out of the job or the site's file, and do it in the script": str(run.computing)
+    }
+
+
 class _Lent:
     """Wrap a method's site half so that the user's script trains in its place."""
 
@@ -102,29 +113,22 @@ class _Lent:
         return getattr(self.training, name)
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        if part := choose_tuned_part(self.training.personalise):
-            raise SiteError(
-                f"site {run.site!r}: personalise=finetune:{part} is done by FairFlare's own training loop, and a "
-                "script's trains here; leave it out"
-            )
-        self._check_computing(run)
+        part = choose_tuned_part(self.training.personalise)
+        refuse({
+            f"site {run.site!r}: personalise=finetune:{part} is done by FairFlare's own training loop, and a script's "
+            "trains here; leave it out": part,
+            **_computing_problem(run),
+        }, SiteError)  # fmt: skip
         return self.training.check(run, model)
 
-    @staticmethod
-    def _check_computing(run: SiteRun) -> None:
-        if str(run.computing):
-            raise SiteError(
-                f"site {run.site!r}: {run.computing}: precision, channels_last, compile and deterministic are of "
-                "FairFlare's own training loop; take them out of the job or the site's file, and do it in the script"
-            )
-
     def train(self, run: SiteRun, model: torch.nn.Module) -> Trained:
-        self._check_computing(run)
-        if self.training.criterion != "task" and run.data.class_counts("training") is None:
-            raise SiteError(
-                f"site {run.site!r}: the method's criterion {self.training.criterion!r} needs the number of classes: "
-                "client.Site(..., classes=N); or set criterion to 'task' in the job"
-            )
+        criterion = self.training.criterion
+        refuse({
+            **_computing_problem(run),
+            f"site {run.site!r}: the method's criterion {criterion!r} needs the number of classes: client.Site(..., "
+            "classes=N); or set criterion to 'task' in the job":
+                criterion != "task" and run.data.class_counts("training") is None,
+        }, SiteError)  # fmt: skip
         LocalLoop(self.training, run, model).begin()
         loop = Loop(run, model)
         self._tell.put(loop)
@@ -136,11 +140,24 @@ class _Lent:
             raise loop.failed
         check_finite(run, model)
         self._loop = loop
-        losses = [total / max(seen, 1) for _, (total, seen) in sorted(loop.epochs.items())]
-        return Trained(losses, loop.batches or None, run.data.num_samples("training"), "" if loop.steps else IDLE)
+        return Trained(
+            [total / max(seen, 1) for _, (total, seen) in sorted(loop.epochs.items())],
+            loop.batches or None,
+            run.data.num_samples("training"),
+            "" if loop.steps else IDLE,
+        )
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        check_used(self.training, self._loop)
+        # A loop without the method's own loss or step would give a result that is taken for that of the method.
+        kind, loop = type(self.training).__name__, self._loop
+        own_loss, own_step = needs(self.training)
+        refuse({
+            f"trained with a loss of its own, but {kind} has one; take site.loss(inputs, targets) in the script":
+                own_loss and not loop.batches,
+            f"made {loop.steps} of {loop.batches} steps with {kind}, which has its own; take site.loss(inputs, "
+            "targets) and, for optimizer.step(), site.step(optimizer) in the script":
+                own_step and (not loop.batches or loop.steps != loop.batches),
+        }, lambda problem: SiteError(f"site {run.site!r}: the script {problem}"))  # fmt: skip
         return self.training.report(run, model)
 
 
@@ -169,8 +186,14 @@ class ScriptSite:
         self._tell: queue.Queue[Loop | SiteReply] = queue.Queue()
         device = next((str(p.device) for p in model.parameters()), "cpu")
         lent: Any = _Lent(training, self._tell)
-        log = state_folder / SENT / f"{safe_name(site)}.jsonl"
-        self.worker = SiteWorker(site, task, lent, {**settings, "device": device}, state_folder, sent=log)
+        self.worker = SiteWorker(
+            site,
+            task,
+            lent,
+            {**settings, "device": device},
+            state_folder,
+            sent=state_folder / SENT / f"{safe_name(site)}.jsonl",
+        )
         self._loop: Loop | None = None
 
     def begin(self, request: SiteTask) -> SiteReply | None:
@@ -266,25 +289,7 @@ class ScriptSite:
 def needs(training: LocalTraining) -> tuple[bool, bool]:
     """Return whether a method has its own loss, and whether it has its own optimizer step."""
     kind = type(training)
-    loss = kind.loss is not LocalTraining.loss or training.criterion != "task"
-    return loss, kind.step is not LocalTraining.step or training.max_grad_norm is not None
-
-
-def check_used(training: LocalTraining, loop: Loop) -> None:
-    """Raise an error if a script's training loop did not use its method's own loss or optimizer step.
-
-    Otherwise the result would be taken for that of the method.
-
-    Raises:
-        SiteError: the loop did not use the loss or the step.
-    """
-    kind, site = type(training), loop.run.site
-    own_loss, own_step = needs(training)
-    if problem := first_of({
-        f"trained with a loss of its own, but {kind.__name__} has one; take site.loss(inputs, targets) in the script":
-            own_loss and not loop.batches,
-        f"made {loop.steps} of {loop.batches} steps with {kind.__name__}, which has its own; take "
-        "site.loss(inputs, targets) and, for optimizer.step(), site.step(optimizer) in the script":
-            own_step and (not loop.batches or loop.steps != loop.batches),
-    }):  # fmt: skip
-        raise SiteError(f"site {site!r}: the script {problem}")
+    return (
+        kind.loss is not LocalTraining.loss or training.criterion != "task",
+        kind.step is not LocalTraining.step or training.max_grad_norm is not None,
+    )

@@ -12,7 +12,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from fairflare.base.aspect import FINETUNING, SITE_KEYS
-from fairflare.base.checks import NO_SITE, SERVER
+from fairflare.base.checks import NO_SITE, SERVER, refuse
 from fairflare.base.disk.files import keys_once
 from fairflare.base.machine.computing import Computing
 from fairflare.base.settings import Flag, describe_type
@@ -76,14 +76,16 @@ def own_settings(settings: Any, identity: str) -> dict[str, Any]:
         SiteError: the content, its ``"sites"`` or the site's block is not a JSON object, or the server's block names
             images.
     """
-    blocks = settings.get("sites", {}) if isinstance(settings, Mapping) else None
-    if not isinstance(settings, Mapping) or not isinstance(blocks, Mapping):
-        raise SiteError(f"site {identity!r}: local/{SITE_FILE} must hold a JSON object (and 'sites' in it too)")
-    block = blocks.get(identity, {})
-    if not isinstance(block, Mapping):
-        raise SiteError(f"site {identity!r}: 'sites.{identity}' in local/{SITE_FILE} must be a JSON object")
-    if identity == SERVER and DATA_KEYS & block.keys():
-        raise SiteError(f"the block 'server' in local/{SITE_FILE} names images: {NO_SITE}")
+    blocks: Any = settings.get("sites", {}) if isinstance(settings, Mapping) else None
+    block: Any = blocks.get(identity, {}) if isinstance(blocks, Mapping) else None
+    refuse({
+        f"site {identity!r}: local/{SITE_FILE} must hold a JSON object (and 'sites' in it too)":
+            not isinstance(blocks, Mapping),
+        f"site {identity!r}: 'sites.{identity}' in local/{SITE_FILE} must be a JSON object":
+            not isinstance(block, Mapping),
+        f"the block 'server' in local/{SITE_FILE} names images: {NO_SITE}":
+            identity == SERVER and isinstance(block, Mapping) and DATA_KEYS & block.keys(),
+    }, SiteError)  # fmt: skip
     return {**settings, **block}
 
 
@@ -104,8 +106,9 @@ def setting(site: str, settings: Mapping[str, Any], name: str, usual: Any, kind:
     try:
         return TypeAdapter(kind).validate_python(chosen)
     except ValidationError:
-        problem = f"setting {name!r} must be {wanted or describe_type(kind)}, got {chosen!r:.80}"
-        raise SiteError(f"site {site!r}: {problem}") from None
+        raise SiteError(
+            f"site {site!r}: setting {name!r} must be {wanted or describe_type(kind)}, got {chosen!r:.80}"
+        ) from None
 
 
 def pick_device(site: str, wanted: str | None) -> torch.device:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fairflare.base.checks import refuse
 from fairflare.base.machine.computing import Computing
 from fairflare.base.own_errors import describe_error, lacking_package
 from fairflare.base.task import Task
@@ -50,12 +51,11 @@ class SiteNetwork:
         """
         terms = self._terms
         if request is not None:
-            partly = (request.exchange, request.makes, request.seed, request.rest)
-            terms = WHOLE if request.exchange == ALL else partly
-        if self._own and terms[0] != ALL:
-            raise SiteError(
-                f"site {self.site!r}: a script of its own trains the whole model; set exchange=all for this run"
-            )
+            terms = WHOLE if request.exchange == ALL else (request.exchange, request.makes, request.seed, request.rest)
+        refuse({
+            f"site {self.site!r}: a script of its own trains the whole model; set exchange=all for this run":
+                self._own and terms[0] != ALL,
+        }, SiteError)  # fmt: skip
         if self.model is None or terms != self._terms:
             self.model, self._terms = None, terms
             self.model = self._build(task, *terms)

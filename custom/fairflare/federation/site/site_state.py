@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -61,6 +61,7 @@ def note_sent(path: Path, request: SiteTask, reply: SiteReply) -> None:
     append(path, json.dumps(line, default=str).encode() + b"\n", durable=False)
 
 
+@dataclass
 class SiteFolder:
     """Manage the folder ``<state root>/<experiment>/<site>/``, which holds a folder for each run.
 
@@ -69,9 +70,8 @@ class SiteFolder:
         folder: folder of this experiment and site; made when a task needs it.
     """
 
-    def __init__(self, site: str, folder: Path) -> None:
-        self.site = site
-        self.folder = folder
+    site: str
+    folder: Path
 
     def store(self, run: str = "") -> SiteStore:
         """Return the store of a run without locking it, for reading only; :meth:`open_store` locks it.
@@ -96,9 +96,10 @@ class SiteFolder:
             TaskStopped: the job was stopped meanwhile.
         """
         store = self.store(request.run)
-        holder = f"process {os.getpid()} ({request.name}, round {request.current_round})"
         try:
-            with hold_lock(store.folder / LOCK, holder, LOCK_WAIT):
+            with hold_lock(
+                store.folder / LOCK, f"process {os.getpid()} ({request.name}, round {request.current_round})", LOCK_WAIT
+            ):
                 private_folder(self.folder)
                 self._tidy(store)
                 private_folder(store.scratch)
@@ -117,9 +118,8 @@ class SiteFolder:
         try:
             shutil.rmtree(store.scratch, ignore_errors=True)
             remove_partials(store.folder, mine=True)
-            for path in self.folder.iterdir():
-                if path.name.endswith(_GONE):
-                    shutil.rmtree(path, ignore_errors=True)
+            for path in self.folder.glob(f"*{_GONE}"):
+                shutil.rmtree(path, ignore_errors=True)
             self._forget_runs(store.folder.name)
         except OSError as error:
             log.warning("site %s: old files of its state cannot be removed: %s", self.site, error)

@@ -78,13 +78,11 @@ def check(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
         **({"computing": worker.computing.describe(worker.device)} if str(worker.computing) else {}),
         **({groups.NAMES: groups.names_of(run.data, request.groups)} if request.groups else {}),
     }
-    training = worker.training
-    epochs = training.local_epochs * run.data.num_samples("training")
-    samples = (
-        epochs if training.local_steps is None else training.local_steps * training.batch_size
-    )  # of training in a round
-    facts |= worker.task.costs(model, run.data, worker.device, samples)
-    return SiteReply(STATUS_OK, report={**facts, **answers})
+    epochs, steps = worker.training.local_epochs, worker.training.local_steps
+    # Number of training samples in a round.
+    samples = epochs * run.data.num_samples("training") if steps is None else steps * worker.training.batch_size
+    costs = worker.task.costs(model, run.data, worker.device, samples)
+    return SiteReply(STATUS_OK, report={**facts, **costs, **answers})
 
 
 def _lists(data: SiteData) -> str:
@@ -120,7 +118,6 @@ def train(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
         local = clean_state(model.state_dict())
         worker.network.check_unchanged(received, local)
         report = training.report(run, model) if private is None else private.report(run, model, received)
-        stats = {**trained.losses(), "synthetic": bool(run.data.synthetic)}
         store.save(LOCAL_MODEL, request.current_round, worker.network.part(local), kept=home.local_models)
         update = worker.network.part(home.finish(run, model, received, local))
         reply = SiteReply(
@@ -128,26 +125,25 @@ def train(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
             update={name: update[name] for name in training.sends(update)},
             metrics=make_cells(metrics, SPLIT_VALIDATION),
             report=report,
-            stats=stats,
+            stats={**trained.losses(), "synthetic": bool(run.data.synthetic)},
             num_samples=None if alone else trained.num_samples,
             num_steps=trained.num_steps,
         )
         return sums.keep_update_home(worker, request, store, reply, local, run.floor) if request.sums else reply
     except BaseException as error:  # the server does not count this round for the site: remove its files
-        stopped = isinstance(error, TaskStopped) or not isinstance(error, Exception)
-        store.forget(request.current_round, half_done=not stopped)
+        store.forget(
+            request.current_round, half_done=isinstance(error, Exception) and not isinstance(error, TaskStopped)
+        )
         worker.network.forget()
         raise
 
 
 def anchor(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     """Perform ``anchor``: report how the site's local model compares with the average of all local models."""
-    stored = store.load_at(LOCAL_MODEL, request.current_round)
-    if stored is None:
-        why = f" ({'; '.join(store.lost)})" if store.lost else ""
+    if (stored := store.load_at(LOCAL_MODEL, request.current_round)) is None:
         raise SiteError(
             f"site {worker.site!r} has no local model of round {request.current_round} to compare with the average of "
-            f"all local models{why}",
+            "all local models" + (f" ({'; '.join(store.lost)})" if store.lost else ""),
             skipped=True,
         )
     run, anchor = worker.open(request, store)
@@ -173,8 +169,11 @@ def norms(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     data: Any = run.data if has_labels(run.data) else TrainedOn(run.data)
     with plainly(model):
         report = norm_moments.report(replace(run, data=data), model, worker.training.batch_size)
-    sent = sums.moments_home(request, store, report, run.floor) if request.sums else report
-    return SiteReply(STATUS_OK, report=sent, num_samples=data.num_samples("training"))
+    return SiteReply(
+        STATUS_OK,
+        report=sums.moments_home(request, store, report, run.floor) if request.sums else report,
+        num_samples=data.num_samples("training"),
+    )
 
 
 def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
@@ -196,15 +195,13 @@ def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
     if SPLIT_GLOBAL in request.measure or (SPLIT_VALIDATION in request.measure and not request.as_sent):
         # These splits are measured only in the test of the run's last model.
         reply.stats = task.sampling(model, run.data, worker.device) | support_of(worker.task, run.data, run.floor)
-    clinical_figures = bool(worker.task.has_classes or worker.task.findings) and bool(
-        worker.task.outcome_names()
-    )  # a user's own task may have no outcome names
-    if SPLIT_VALIDATION in request.measure and not request.as_sent and clinical_figures:
+    of_classes = worker.task.has_classes or worker.task.findings
+    # A user's own task may have no outcome names.
+    if SPLIT_VALIDATION in request.measure and not request.as_sent and of_classes and worker.task.outcome_names():
         reply.stats[clinical.TABLE] = clinical.table_of(worker.task, model, run.data, worker.device)
     if request.groups:
         table = groups.table_of(worker.site, of_test, model, run.data, worker.device, request)
-        secure = bool(request.sums)
-        reply.stats |= sums.groups_home(worker, request, store, run, table) if secure else {groups.TABLE: table}
+        reply.stats |= sums.groups_home(worker, request, store, run, table) if request.sums else {groups.TABLE: table}
     if request.resample:
         units = units_of(run.data.cases("test"), run.data.num_samples("test"))
         draws = task.resampled(model, run.data, units.draw(worker.site, request.resample), worker.device)
@@ -221,8 +218,11 @@ def _comparing(worker: SiteWorker, request: SiteTask, run: SiteRun, task: Task) 
     """
     compared = request.directives.get(COMPARED, {}).get(worker.site, ())
     shown = run.data.structures(SPLIT_TEST)
-    names = enumerate(task.outcome_names())
-    numbers = tuple(number for number, name in names if name in compared and (shown is None or number in shown))
+    numbers = tuple(
+        number
+        for number, name in enumerate(task.outcome_names())
+        if name in compared and (shown is None or number in shown)
+    )
     with suppress(ValueError):  # a task with its own loss or metrics
         return task.annotating(numbers) if numbers and worker.sends_classes else task
     return task

@@ -125,8 +125,7 @@ def moments_home(request: SiteTask, store: SiteStore, report: Mapping[str, Any],
         for name, part in zip(report["norms"], values.split(widths), strict=True)
     }
     if floor.holds("training"):
-        model = _digest(request, request.state).hex()
-        store.save(NORMS, request.current_round, {NORMS: stored, "model": model}, kept=1)
+        store.save(NORMS, request.current_round, {NORMS: stored, "model": digest(request.state).hex()}, kept=1)
     return {name: value for name, value in report.items() if name not in MEASURED}
 
 
@@ -137,7 +136,7 @@ def groups_home(
 
     If the same model is tested again, the earlier fields are returned, since its sums may have been opened.
     """
-    model, number = _digest(request, request.state).hex(), request.current_round
+    model, number = digest(request.state).hex(), request.current_round
     stored = store.load_at(GROUPS, number)
     if stored is None or stored["model"] != model:
         fields, arrays = table.kept(run.min_cases, worker.sends_classes)
@@ -219,8 +218,11 @@ def _keys(worker: SiteWorker) -> SiteKeys:
     whole, lacking = len(files) == len(KIT), list_names([name for name in KIT if name not in files])
     why = f"its startup kit lacks {lacking}, so nobody would sign; bring it back, or take secure_pins out"
     need(whole or not (files or pins), SumRefused(worker.site, why))
-    kit = Kit(files[KIT[0]], files[KIT[1]], files[KIT[2]], pins) if whole else None
-    return SiteKeys(worker.site, worker.state.folder, kit)
+    return SiteKeys(
+        worker.site,
+        worker.state.folder,
+        Kit(files[KIT[0]], files[KIT[1]], files[KIT[2]], pins) if whole else None,
+    )
 
 
 def _read_questions(worker: SiteWorker, request: SiteTask) -> Iterator[tuple[SumLog, SumAsked, Pairs]]:

@@ -16,7 +16,6 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ import torch
 
 from fairflare.base.aspect import SUMS
 from fairflare.base.cases.floor import Floor, ShownRecords
+from fairflare.base.checks import refuse
 from fairflare.base.machine.computing import NoSuchForm
 from fairflare.base.machine.memory_reuse import reuse_memory
 from fairflare.base.own_errors import describe_error, lacking_package
@@ -86,10 +86,11 @@ OF_A_LIST = (
     "structures",
 )
 
-ROOM = "make room for the site's state (state_root) and its temporary files; the site is back in the round after that"
 REMEDIES = {
-    errno.ENOSPC: ROOM,
-    errno.EDQUOT: ROOM,
+    **dict.fromkeys(
+        (errno.ENOSPC, errno.EDQUOT),
+        "make room for the site's state (state_root) and its temporary files; the site is back in the round after that",
+    ),
     errno.EROFS: "let the site write to its state_root; it is back in the round after that",
 }
 
@@ -130,12 +131,9 @@ class SiteWorker:
         tells_all: bool = False,
         startup: Path | None = None,
     ) -> None:
-        self.site = site
+        self.site, self.task, self.training = site, task, training
+        self.decoded, self.sent, self.startup = decoded, sent, startup  # places at the site
         self.tells_all = tells_all
-        self.startup = startup
-        self.decoded, self.sent = decoded, sent
-        self.task = task
-        self.training = training
         self.settings = dict(settings)
         self.sends_classes = setting(site, self.settings, METRICS_BY_CLASS, True)
         self.min_cases: int = setting(site, self.settings, MIN_CASES, 1, PositiveInt)
@@ -171,8 +169,7 @@ class SiteWorker:
         if self.private is None or request.name in SUMS.tasks:
             return reply
         units = PrivateUnits.find(self._data) if self._data is not None else None
-        metrics = [metric.name for metric in self.task.declared_metrics()]
-        return self.private.release(request, reply, metrics, units)
+        return self.private.release(request, reply, [metric.name for metric in self.task.declared_metrics()], units)
 
     def _answer(self, request: SiteTask, should_stop: Callable[[], bool]) -> SiteReply:
         started = time.monotonic()
@@ -189,11 +186,12 @@ class SiteWorker:
             traceback.clear_frames(e.__traceback__)  # the frames hold the model and its gradients
             e.__traceback__ = None  # closures in the frames hold them too
             gc.collect()  # an optimizer may be in a cycle of references
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            torch.cuda.empty_cache()  # does nothing in a process that has not used a GPU
             log.warning("site %s, task %s: out of memory: %s", self.site, request.name, e)
-            why = f"site {self.site!r}: out of memory in {request.name}; lower batch_size or image_size"
-            return SiteReply(STATUS_FAILED, reason=why)
+            return SiteReply(
+                STATUS_FAILED,
+                reason=f"site {self.site!r}: out of memory in {request.name}; lower batch_size or image_size",
+            )
         except NoSuchForm as e:
             why = f"site {self.site!r}: {e} has no deterministic form on its device; set deterministic to false"
             return refusal(self.site, request.name, SiteError(why))
@@ -208,9 +206,8 @@ class SiteWorker:
         """Remove from a reply the values that must not leave the site by the settings of the site or of the job."""
         if request.name in SUMS.tasks:  # such a reply has no measured values
             return
-        data = self._restrict_data(request)
-        floor = Floor(data, self._floor(request))
-        Gate(self.site, self.task, data, self.training, self.sends_classes, floor).keep_home(request, reply)
+        floor = Floor(self._restrict_data(request), self._floor(request))
+        Gate(self.site, self.task, self.training, self.sends_classes, floor).keep_home(request, reply)
 
     def _restrict_data(self, request: SiteTask) -> Any:
         """Return the data as a task uses them: without classes of too few cases, and with the list that is tested."""
@@ -221,7 +218,7 @@ class SiteWorker:
         data: Any = self._data if whole else self._views.get(floor) or ShownRecords(self._data, floor)
         self._views[floor] = data
         data = Patchwise(data) if request.directives.get(PATCHWISE) else data
-        return StoppableData(TestedOn(data, SPLIT_GLOBAL) if SPLIT_GLOBAL in request.measure else data)
+        return StoppableData(GloballyTested(data) if SPLIT_GLOBAL in request.measure else data)
 
     def _floor(self, request: SiteTask) -> int:
         """Return the smallest number of cases that a value leaving the site may be about; a job can only raise it."""
@@ -230,8 +227,9 @@ class SiteWorker:
         return max(self.min_cases, request.min_cases, 1 + empty)
 
     def _perform(self, request: SiteTask) -> SiteReply:
-        if request.name not in TASKS:
-            raise SiteError(f"site {self.site!r}: unknown task {request.name!r}, known: {sorted(TASKS)}")
+        refuse({
+            f"site {self.site!r}: unknown task {request.name!r}, known: {sorted(TASKS)}": request.name not in TASKS,
+        }, SiteError)  # fmt: skip
         do = TASKS[request.name]
         if self.private is not None:
             self.private.begin(request)
@@ -251,8 +249,7 @@ class SiteWorker:
 
         ``None`` if the model is no longer saved, or its file is damaged.
         """
-        stored = self.state.store(asked.run).load_at(LOCAL_MODEL, current_round)
-        if stored is None:
+        if (stored := self.state.store(asked.run).load_at(LOCAL_MODEL, current_round)) is None:
             return None
         self.network.build(self.task, asked)
         return dict(self.network.whole(stored))
@@ -279,14 +276,12 @@ class SiteWorker:
         if (primary := self.task.primary_metric) not in metrics:
             raise SiteError(f"site {self.site!r}: evaluate() of the task gives no {primary!r}, its primary metric")
         for name, value in metrics.items():
-            metric = declared_as(name, declared)
-            if metric is None:
-                raise SiteError(f"site {self.site!r}: {self.task.asks_for(name)}")
-            if math.isfinite(value) and not metric.holds(value):
-                raise SiteError(
-                    f"site {self.site!r}: metric {name!r} must lie in {metric.range}, got {value!r:.40}; "
-                    f"{self.task.asks_for(name)}"
-                )
+            metric, advice = declared_as(name, declared), self.task.asks_for(name)
+            refuse({
+                f"site {self.site!r}: {advice}": metric is None,
+                f"site {self.site!r}: metric {name!r} must lie in {metric.range if metric else ''}, got {value!r:.40}; "
+                f"{advice}": metric is not None and math.isfinite(value) and not metric.holds(value),
+            }, SiteError)  # fmt: skip
         return metrics
 
     def has_its_own(self, request: SiteTask) -> bool:
@@ -353,27 +348,16 @@ class Patchwise(Proxy):
         return batches
 
 
-class TestedOn(Proxy):
-    """Give a site's data with another list in place of the test list, and without further test lists.
+class GloballyTested(Proxy):
+    """Give a site's data with the list of the global test in place of the test list, and without further test lists."""
 
-    Args:
-        inner: data of the site.
-        test: name of the list that is shown as ``"test"``.
-    """
-
-    __test__ = False  # tells pytest that this class is no test
     test_splits = (SPLIT_TEST,)
-
-    def __init__(self, inner: SiteData, test: str) -> None:
-        super().__init__(inner)
-        self._test = test
 
     def __getattr__(self, name: str) -> Any:
         value = super().__getattr__(name)
-        return partial(self._call_on_split, value) if name in OF_A_LIST else value
-
-    def _call_on_split(self, method: Callable[..., Any], split: str, *args: Any, **options: Any) -> Any:
-        return method(self._test if split == SPLIT_TEST else split, *args, **options)
+        if name not in OF_A_LIST:
+            return value
+        return lambda split, *args, **options: value(SPLIT_GLOBAL if split == SPLIT_TEST else split, *args, **options)
 
 
 def refusal(site: str, task: str, error: Exception, *, tells_all: bool = False) -> SiteReply:
@@ -393,8 +377,10 @@ def refusal(site: str, task: str, error: Exception, *, tells_all: bool = False) 
     log.warning("%s", error if public else f"site {site}, task {task} failed", exc_info=None if public else error)
     tell = tells_all and not isinstance(error, OSError)
     text = describe_error(error) if tell else f"{_kind(error)} (details in the site's log)"
-    kind = f"site {site!r}: {task} failed with {text}"
-    return SiteReply(STATUS_SKIPPED if getattr(error, "skipped", False) else STATUS_FAILED, reason=public or kind)
+    return SiteReply(
+        STATUS_SKIPPED if getattr(error, "skipped", False) else STATUS_FAILED,
+        reason=public or f"site {site!r}: {task} failed with {text}",
+    )
 
 
 def _kind(error: Exception) -> str:

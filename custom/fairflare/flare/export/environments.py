@@ -31,12 +31,9 @@ class PocEnv(StockPocEnv):
 
     def get_job_result(self, job_id: str, timeout: float = 0.0) -> str | None:
         """Wait for a job, copy its results and return their folder, or ``None`` if ``timeout`` seconds were too few."""
-        result = super().get_job_result(job_id, timeout)
-        if not result:
+        if not (result := super().get_job_result(job_id, timeout)):
             return None
-        folder = self.results / job_id
-        shutil.copytree(result, folder, dirs_exist_ok=True)
-        return str(folder)
+        return str(shutil.copytree(result, self.results / job_id, dirs_exist_ok=True))
 
 
 def of(run: Run, timeout: float = 0.0) -> RunResults:

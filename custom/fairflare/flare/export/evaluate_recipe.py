@@ -5,13 +5,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
 from fairflare.base.aspect import SUMS
-from fairflare.base.checks import choice
+from fairflare.base.checks import choice, refuse
 from fairflare.base.settings import field_names, values_of
 from fairflare.exchange.messages import TASK_CHECK, TASK_PLAN, TASK_VALIDATE
 from fairflare.federation.plan.plan import Plan
@@ -48,25 +47,27 @@ class EvaluateRecipe(JobRecipe):
     ) -> None:
         choice("packaging", packaging, PACKAGINGS)
         plan = models[0][0]
-        for what in ("task", "training"):
-            if any(values_of(getattr(other, what)) != values_of(getattr(plan, what)) for other, _ in models):
-                raise ValueError(
-                    f"the models have not the same {what}, and a job has one: export a job for each, and compare their "
-                    "downloads with `fairflare show`"
-                )
-        if packaging == "preinstalled" and plan.task_file not in TASKS_BY_KIND.values():
-            raise ValueError(
-                "a task of your own is custom code, which a job with packaging 'preinstalled' cannot contain: add the "
-                "option --bundle"
-            )
-        deployed = {"deploy_map": {SERVER_APP: ["server"], APP: list(plan.sites or ())}}
-        job = Job(name=name, min_clients=plan.run.min_sites, meta_props=deployed)
+        refuse({
+            **{
+                f"the models have not the same {what}, and a job has one: export a job for each, and compare their "
+                "downloads with `fairflare show`":
+                    any(values_of(getattr(other, what)) != values_of(getattr(plan, what)) for other, _ in models)
+                for what in ("task", "training")
+            },
+            "a task of your own is custom code, which a job with packaging 'preinstalled' cannot contain: add the "
+            "option --bundle": packaging == "preinstalled" and plan.task_file not in TASKS_BY_KIND.values(),
+        })  # fmt: skip
         states = {document.run.label: state for document, state in models}
-        about = {"job_name": name, "min_clients": plan.run.min_sites, "meta_props": deployed}
-        job.job = _WithModels(states, plan, packaging, **about)
-        job.set_app_packages(["fairflare"])
-        settings = {key: getattr(plan.run, key) for key in field_names(WithoutTraining)}
-        job.to_server(EvaluationController(task=plan.task, rule=plan.rule, models=[*states], **settings), id="tests")
+        job = Job(_WithModels(states, plan, packaging, name))
+        job.to_server(
+            EvaluationController(
+                task=plan.task,
+                rule=plan.rule,
+                models=[*states],
+                **{key: getattr(plan.run, key) for key in field_names(WithoutTraining)},
+            ),
+            id="tests",
+        )
         job.to_server(dict(SERVER_CONFIG))
         job.to_clients(SiteExecutor(task=plan.task, training=plan.training), tasks=[TASK_CHECK, TASK_VALIDATE])
         super().__init__(job)
@@ -82,24 +83,28 @@ class PlanRecipe(JobRecipe):
 
     def __init__(self, plan: Plan, *, name: str = "plan", packaging: str = "preinstalled") -> None:
         choice("packaging", packaging, PACKAGINGS)
-        least = plan.run.min_sites
-        deployed = None if plan.sites is None else {"deploy_map": {APP: ["server", *plan.sites]}}
-        job = Job(name=name, min_clients=least, meta_props=deployed)
-        job.job = JobConfig(plan, packaging, job_name=name, min_clients=least, meta_props=deployed)
-        job.set_app_packages(["fairflare"])
-        settings = {key: getattr(plan.run, key) for key in field_names(PlanRun)}
-        job.to_server(PlanController(task=plan.task, rule=plan.rule, **settings), id="plans")
+        job = Job(JobConfig(plan, packaging, name))
+        job.to_server(
+            PlanController(
+                task=plan.task, rule=plan.rule, **{key: getattr(plan.run, key) for key in field_names(PlanRun)}
+            ),
+            id="plans",
+        )
         job.to_server(dict(SERVER_CONFIG))
-        asked = [TASK_CHECK, TASK_PLAN, *(SUMS.tasks if plan.run.secure else ())]
-        job.to_clients(SiteExecutor(task=plan.task, training=plan.training), tasks=asked)
+        job.to_clients(
+            SiteExecutor(task=plan.task, training=plan.training),
+            tasks=[TASK_CHECK, TASK_PLAN, *(SUMS.tasks if plan.run.secure else ())],
+        )
         super().__init__(job)
 
 
 class _WithModels(JobConfig):
     """Configure a job in which the server has an app of its own, with the models."""
 
-    def __init__(self, models: Mapping[str, Mapping[str, torch.Tensor]], *plan: Any, **arguments: Any) -> None:
-        super().__init__(*plan, **arguments)
+    def __init__(
+        self, models: Mapping[str, Mapping[str, torch.Tensor]], plan: Plan, packaging: str, name: str
+    ) -> None:  # fmt: skip
+        super().__init__(plan, packaging, name, {SERVER_APP: ["server"], APP: list(plan.sites or ())})
         self.models = models
 
     def generate_job_config(self, job_root: str) -> None:

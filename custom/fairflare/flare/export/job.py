@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from nvflare.apis.executor import Executor
 from nvflare.app_common.executors.client_api_executor import ClientAPIExecutor
 from nvflare.client.config import ExchangeFormat
 from nvflare.job_config.api import FedJob
@@ -16,6 +15,7 @@ from nvflare.recipe.spec import ExecEnv, Recipe
 from nvflare.recipe.utils import prepare_initial_ckpt
 
 import fairflare
+from fairflare.base.checks import refuse
 from fairflare.base.disk.bundle_files import BUNDLE_FOLDER, copy_bundle
 from fairflare.base.machine.one_run import refuse_inside_run, refuse_main
 from fairflare.base.settings import field_names
@@ -49,7 +49,17 @@ class JobRecipe(Recipe):
 
 
 class Job(FedJob):
-    """Hold the components of a FLARE job, all of classes that every participant can import."""
+    """Hold the components of a FLARE job, all of classes that every participant can import.
+
+    Args:
+        config: configuration of the job, with its name, number of sites and deploy map.
+        packages: packages beside ``fairflare`` that sites have installed or get as a whole.
+    """
+
+    def __init__(self, config: FedJobConfig, *packages: str) -> None:
+        super().__init__(name=config.job_name, min_clients=config.min_clients, meta_props=config.meta_props)
+        self.job = config
+        self.set_app_packages(["fairflare", *packages])
 
     def to(self, obj: Any, *target: Any, **options: Any) -> Any:
         """Add a component, as :class:`FedJob` does.
@@ -71,25 +81,23 @@ def make_job(plan: Plan, name: str, packaging: str, *, isolate: bool = False) ->
             training script; ``"preinstalled"``: no custom code; ``"bundle"``: the whole package too.
         isolate: whether a site performs each task in a child process.
     """
-    deployed = None if plan.sites is None else {"deploy_map": {"app": ["server", *plan.sites]}}
-    job = Job(name=name, min_clients=plan.run.min_sites, meta_props=deployed)
-    job.job = JobConfig(plan, packaging, job_name=name, min_clients=plan.run.min_sites, meta_props=deployed)
-    # Packages that sites have installed or get as a whole. For "bundle", FLARE itself adds a plugin's files to the job.
+    # For "bundle", FLARE itself adds a plugin's files to the job.
     plugin = None if packaging == "bundle" else plugin_of(plan.method)
-    job.set_app_packages(["fairflare", *([plugin] if plugin else [])])
+    job = Job(JobConfig(plan, packaging, name), *([plugin] if plugin else []))
     settings = {key: getattr(plan.run, key) for key in field_names(type(plan.run))}
-    training = plan.training if plan.script is not None else None
     if plan.run.initial_ckpt:
         settings["initial_ckpt"] = _carry_checkpoint(plan.run.initial_ckpt, packaging, job)
+    training = None if plan.script is None else plan.training
     job.to_server(RoundsController(task=plan.task, rule=plan.rule, training=training, **settings), id="rounds")
     job.to_server(TensorBoard(), id=TENSORBOARD)
     job.to_server(RunModels(), id=PERSISTOR)
     job.to_server(dict(SERVER_CONFIG))
-    if plan.script is not None:
-        executor: Executor = script_executor(plan.script, packaging)
-    else:
-        executor = SiteExecutor(task=plan.task, training=plan.training, isolate=isolate)
-    job.to_clients(executor, tasks=list(TASKS))
+    job.to_clients(
+        SiteExecutor(task=plan.task, training=plan.training, isolate=isolate)
+        if plan.script is None
+        else script_executor(plan.script, packaging),
+        tasks=list(TASKS),
+    )
     return job
 
 
@@ -99,9 +107,8 @@ def script_executor(script: Script, packaging: str) -> ClientAPIExecutor:
     path = str(script.path) if packaging == "preinstalled" else script.path.name
     if script.command is None:
         return ClientAPIExecutor("in_process", task_script_path=path, task_script_args=script.arguments, **formats)
-    # The script's process starts in the app's folder.
-    place = path if packaging == "preinstalled" else f"custom/{path}"
-    command = [*shlex.split(script.command), place, *shlex.split(script.arguments)]
+    # The script's process starts in the app's folder; an absolute path stays as it is.
+    command = [*shlex.split(script.command), str(Path("custom") / path), *shlex.split(script.arguments)]
     return ClientAPIExecutor("external_process", command=command, shutdown_timeout=SCRIPT_END, **formats)
 
 
@@ -112,16 +119,12 @@ def _carry_checkpoint(checkpoint: str, packaging: str, job: FedJob) -> str:
     """
     if Path(checkpoint).is_absolute():
         return checkpoint
-    if packaging == "preinstalled":
-        raise ValueError(
-            f"initial_ckpt {checkpoint!r} would travel in the job, which packaging 'preinstalled' does not allow; put "
-            "the file on the server and give its absolute path"
-        )
-    if not Path(checkpoint).is_file():
-        raise ValueError(
-            f"initial_ckpt {checkpoint!r} does not exist here; give a file that the job is to carry, or the absolute "
-            "path of one on the server"
-        )
+    refuse({
+        f"initial_ckpt {checkpoint!r} would travel in the job, which packaging 'preinstalled' does not allow; put the "
+        "file on the server and give its absolute path": packaging == "preinstalled",
+        f"initial_ckpt {checkpoint!r} does not exist here; give a file that the job is to carry, or the absolute path "
+        "of one on the server": not Path(checkpoint).is_file(),
+    })  # fmt: skip
     return str(prepare_initial_ckpt(checkpoint, job))
 
 
@@ -129,12 +132,17 @@ class JobConfig(FedJobConfig):
     """Write a job's configuration so that the task's class path is that of the task file which the job carries.
 
     FLARE itself would name the class by the file from which it was loaded.
+
+    Args:
+        plan, packaging, name: as for :func:`make_job`.
+        places: the job's deploy map; default: one app for the server and the plan's sites.
     """
 
-    def __init__(self, plan: Plan, packaging: str, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self.plan = plan
-        self.packaging = packaging
+    def __init__(self, plan: Plan, packaging: str, name: str, places: dict[str, list[str]] | None = None) -> None:
+        if plan.sites is not None:
+            places = places or {"app": ["server", *plan.sites]}
+        super().__init__(name, plan.run.min_sites, meta_props=None if places is None else {"deploy_map": places})
+        self.plan, self.packaging = plan, packaging
 
     def _get_class_path(self, obj: Any, custom_dir: str) -> str:
         carries = self.packaging != "preinstalled"

@@ -47,14 +47,15 @@ class MethodRecipe(FairRecipe):
 
     def __init__(self, **given: Any) -> None:
         known = [name for name in inspect.signature(type(self)).parameters if name != "given"]
-        for name in given:
-            if name not in known:
-                raise TypeError(f"{type(self).__name__} has no argument {name!r}{nearest(name, known)}")
+        for name in [name for name in given if name not in known]:
+            raise TypeError(f"{type(self).__name__} has no argument {name!r}{nearest(name, known)}")
         settings = dict(given.pop("settings", None) or {})
         options = {name: given.pop(name) for name in (*OPTIONS, *field_names(RunSettings)) if name in given}
-        for name, value in given.items():
-            if name not in self.dotted or value is not None:
-                settings[self.dotted.get(name, name)] = value
+        settings |= {
+            self.dotted.get(name, name): value
+            for name, value in given.items()
+            if name not in self.dotted or value is not None
+        }
         super().__init__(self.method, settings=settings, **options)
 
 
@@ -87,35 +88,45 @@ def make_class(name: str, method: Method) -> type[MethodRecipe]:
     Raises:
         ValueError: two settings would become the same argument.
     """
-    dotted: dict[str, str] = {}
+    settings: dict[str, str] = {}
     parameters: dict[str, inspect.Parameter] = {}
     lines = []
     for setting, parameter, meaning in _arguments(method):
         flat = parameter.name
-        if flat in parameters:
-            if dotted.get(flat, flat) != setting:
-                raise ValueError(f"{method.name}: {setting} and {dotted.get(flat, flat)} would be one argument")
-            continue
-        parameters[flat] = parameter
-        if flat != setting:
-            dotted[flat] = setting
-        text = f"{flat}: {meaning}"
-        lines += textwrap.wrap(text, WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 8, break_long_words=False)
+        if settings.setdefault(flat, setting) != setting:
+            raise ValueError(f"{method.name}: {setting} and {settings[flat]} would be one argument")
+        if flat not in parameters:
+            parameters[flat] = parameter
+            lines += textwrap.wrap(
+                f"{flat}: {meaning}", WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 8, break_long_words=False
+            )
 
     def __init__(self: MethodRecipe, **given: Any) -> None:
         MethodRecipe.__init__(self, **given)
 
-    itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    __init__.__signature__ = inspect.Signature([itself, *parameters.values()])  # type: ignore[attr-defined]
+    __init__.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD), *parameters.values()]
+    )
     __init__.__annotations__ = {key: p.annotation for key, p in parameters.items()}
     __init__.__qualname__ = f"{name}.__init__"
-    head = [f"{method.summary[:1].upper()}{method.summary[1:].rstrip('.')}."]
-    head += [f"Source: {method.source}."] if method.source else []
+    head = [
+        f"{method.summary[:1].upper()}{method.summary[1:].rstrip('.')}.",
+        *([f"Source: {method.source}."] if method.source else []),
+    ]
     doc = "\n\n".join(
         [*("\n".join(textwrap.wrap(p, WIDTH)) for p in (*head, HEAD)), "\n".join(["Args:", *lines]), RAISES]
     )
-    body = {"method": method.name, "dotted": dotted, "__init__": __init__, "__doc__": doc, "__module__": MODULE}
-    return type(name, (MethodRecipe,), body)
+    return type(
+        name,
+        (MethodRecipe,),
+        {
+            "method": method.name,
+            "dotted": {flat: setting for flat, setting in settings.items() if flat != setting},
+            "__init__": __init__,
+            "__doc__": doc,
+            "__module__": MODULE,
+        },
+    )
 
 
 # ------------------------------------------------------------------------------------------------ the arguments
@@ -135,8 +146,9 @@ def _arguments(method: Method) -> Iterator[tuple[str, inspect.Parameter, str]]:
             _parameter(name, declared[name].annotation, declared[name].default),
             of_recipe[name].replace("`", "``"),
         )
-    hidden = ("label", "method", *COPIED)
-    yield from (argument for argument in _settings(quick.run, paper.run) if argument[0] not in hidden)
+    yield from (
+        argument for argument in _settings(quick.run, paper.run) if argument[0] not in ("label", "method", *COPIED)
+    )
     yield "settings", _parameter("settings", Mapping[str, Any] | None, None), MORE
     for part in ("rule", "training", "task"):
         yield from _settings(getattr(quick, part), getattr(paper, part))
@@ -155,8 +167,11 @@ def _settings(quick: Any, paper: Any) -> Iterator[tuple[str, inspect.Parameter, 
         sentence = setting.meaning.rstrip(".").replace("`", "``")
         if setting.only:
             part, _, name = setting.name.partition(".")
-            having = [kind for kind in choices(hints[part]).values() if name in field_names(kind)]
-            kinds = [_plain_type(get_type_hints(kind, include_extras=True)[name]) for kind in having]
+            kinds = [
+                _plain_type(get_type_hints(kind, include_extras=True)[name])
+                for kind in choices(hints[part]).values()
+                if name in field_names(kind)
+            ]
             meaning = f"{sentence}; with {setting.only}, default ``{format_setting(setting.default)}``."
             yield setting.name, _parameter(setting.name, reduce(or_, [*kinds, None]), None), meaning
             continue
@@ -192,6 +207,5 @@ def _plain_type(hint: Any) -> Any:
     if hint is dict or (isinstance(origin, type) and issubclass(origin, Mapping)):
         return Mapping[tuple(map(_plain_type, inner)) or (str, Any)]  # type: ignore[misc]
     if isinstance(origin, type) and issubclass(origin, (Sequence, Set)):
-        entries = dict.fromkeys(_plain_type(entry) for entry in inner if entry is not Ellipsis)
-        return Sequence[reduce(or_, entries)]  # type: ignore[misc]
+        return Sequence[reduce(or_, dict.fromkeys(_plain_type(e) for e in inner if e is not Ellipsis))]  # type: ignore[misc]
     return hint

@@ -31,7 +31,9 @@ def package_request(request: RunRequest, packaging: str) -> RunRequest:
     if request.monai_bundle is not None:
         from fairflare.tasks.bundle import seal_settings
 
-        configs = settings.get("bundle_configs", ["train"])
-        settings |= seal_settings(Path(request.monai_bundle).expanduser(), configs)
-    options = {name: value for name, value in request.options.items() if name not in FOR_HOSPITALS}
-    return replace(request, settings=settings, options=options)
+        settings |= seal_settings(Path(request.monai_bundle).expanduser(), settings.get("bundle_configs", ["train"]))
+    return replace(
+        request,
+        settings=settings,
+        options={name: value for name, value in request.options.items() if name not in FOR_HOSPITALS},
+    )

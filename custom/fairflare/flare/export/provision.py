@@ -12,6 +12,7 @@ from nvflare.lighter.entity import Project
 from nvflare.lighter.spec import Builder
 from pydantic import Field
 
+from fairflare.base.checks import refuse
 from fairflare.base.settings import Flag, Positive, settings
 
 EVERY_SITE = "*"
@@ -78,18 +79,20 @@ class SitePolicyBuilder(Builder):
 
     def __post_init__(self) -> None:
         super().__init__()
-        if not all("." in prefix for prefix in self.allow_prefixes):
-            raise ValueError(
-                f"allow_prefixes must list class paths or prefixes that end in a dot, got {self.allow_prefixes!r}"
-            )
         self._policy = AUTHORIZATION if self.authorization is None else self.authorization
-        _needs("authorization", self._policy, "permissions", dict)
-        if self.privacy is not None:
-            _needs("privacy", self.privacy, "scopes", list)
         self._of_site = self.site_settings or {}
-        for name, block in self._of_site.items():
-            if not isinstance(block, dict):
-                raise ValueError(f"site_settings of {name!r} must be a mapping, got {block!r}")
+        refuse({
+            f"allow_prefixes must list class paths or prefixes that end in a dot, got {self.allow_prefixes!r}":
+                not all("." in prefix for prefix in self.allow_prefixes),
+            f"authorization must hold a dict 'permissions', got {self._policy!r:.80}":
+                not isinstance(self._policy.get("permissions"), dict),
+            f"privacy must hold a list 'scopes', got {self.privacy!r:.80}":
+                self.privacy is not None and not isinstance(self.privacy.get("scopes"), list),
+            **{
+                f"site_settings of {name!r} must be a mapping, got {block!r}": not isinstance(block, dict)
+                for name, block in self._of_site.items()
+            },
+        })  # fmt: skip
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
         """Write the policy files of every participant; FLARE's provisioning calls this.
@@ -126,9 +129,11 @@ class SitePolicyBuilder(Builder):
             ValueError: the folder is no kit of a server or site, or has other rights or filters already.
         """
         local, startup = kit / "local", kit / "startup"
-        for file, key in (("authorization.json", self._policy), ("privacy.json", self.privacy)):
-            if key is not None and (local / file).is_file() and _read(local / file) != key:
-                raise ValueError(f"{local / file} differs from what the policies would write; remove it to have theirs")
+        refuse({
+            f"{local / file} differs from what the policies would write; remove it to have theirs":
+                content is not None and (local / file).is_file() and _read(local / file) != content
+            for file, content in (("authorization.json", self._policy), ("privacy.json", self.privacy))
+        })  # fmt: skip
         if (startup / "fed_server.json").is_file():
             (entry, *_) = _read(startup / "fed_server.json")["servers"]
             name = str(entry.get("identity") or entry["admin_server"])
@@ -144,8 +149,7 @@ class SitePolicyBuilder(Builder):
 
     def _build_server(self, name: str, local: Path) -> None:
         resources = self._resources(name, local)
-        if self.heart_beat_timeout is not None:
-            seconds = self.heart_beat_timeout
+        if (seconds := self.heart_beat_timeout) is not None:
             for entry in resources["servers"]:
                 entry["heart_beat_timeout"] = int(seconds) if seconds.is_integer() else seconds
         if self.storage_root is not None:
@@ -163,8 +167,10 @@ class SitePolicyBuilder(Builder):
         self._write_policies(local, resources)
         if self.privacy is not None:
             _write(local / "privacy.json", self.privacy)
-        settings = {**SITE_FILE, **self._of_site.get(EVERY_SITE, {}), **self._of_site.get(name, {})}
-        _write(local / "fairflare.json", {**settings, **_read(local / "fairflare.json")})
+        _write(local / "fairflare.json", {
+            **SITE_FILE, **self._of_site.get(EVERY_SITE, {}), **self._of_site.get(name, {}),
+            **_read(local / "fairflare.json"),
+        })  # fmt: skip
 
     def _write_policies(self, local: Path, resources: Mapping[str, Any]) -> None:
         for name in RESOURCES:
@@ -180,8 +186,7 @@ class SitePolicyBuilder(Builder):
             )
         listed = resources.setdefault("class_allow_list", [])
         for prefix in self.allow_prefixes:
-            wanted = job_classes() if prefix == PREFIX else [prefix]
-            listed.extend(entry for entry in wanted if entry not in listed)
+            listed += [path for path in (job_classes() if prefix == PREFIX else [prefix]) if path not in listed]
         return resources
 
 
@@ -206,14 +211,12 @@ def job_classes() -> list[str]:
     from fairflare.tasks.bundle import MonaiBundleTask
     from fairflare.tasks.scripts import ScriptTask
 
-    packaged = [load_task_class(file).__mro__[1] for file in TASKS_BY_KIND.values()]
     open_: list[type] = [
         RoundsController, SiteExecutor, RunModels, TensorBoard, FairAggregator, ScriptTask, LocalTraining,
         MonaiBundleTask, ImageStatistics, SiteStatistics, StatisticsPage, EvaluationController, PlanController,
-        *packaged,
+        *(load_task_class(file).__mro__[1] for file in TASKS_BY_KIND.values()),
+        *(half for method in all_methods().values() for half in (method.rule, method.training)),
     ]  # fmt: skip
-    for method in all_methods().values():
-        open_ += [method.rule, method.training]
     classes = set[str]()
     while open_:
         cls = open_.pop()
@@ -222,11 +225,6 @@ def job_classes() -> list[str]:
             classes.add(path)
             open_ += [part for name in field_names(cls) for part in parts_of(cls, name).values()]
     return sorted(classes)
-
-
-def _needs(name: str, content: Mapping[str, Any], key: str, kind: type) -> None:
-    if not isinstance(content.get(key), kind):
-        raise ValueError(f"{name} must hold a {kind.__name__} {key!r}, got {content!r:.80}")
 
 
 def _read(path: Path) -> dict[str, Any]:

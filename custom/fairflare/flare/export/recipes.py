@@ -8,6 +8,7 @@ from typing import Any
 
 from nvflare.job_config.script_runner import FrameworkType
 
+from fairflare.base.checks import refuse
 from fairflare.base.task import Task
 from fairflare.federation.plan.plan import Plan, plan_run
 from fairflare.federation.plan.request import RunRequest
@@ -98,8 +99,8 @@ class FairRecipe(JobRecipe):
         if run is None:
             options = {**usual_waits(min_sites, phase_timeout), **options}
         else:
-            singly = {"min_sites": min_sites, "train_timeout": phase_timeout}
-            options |= {key: value for key, value in singly.items() if value is not None}
+            singly = [("min_sites", min_sites), ("train_timeout", phase_timeout)]
+            options |= {key: value for key, value in singly if value is not None}
         request = RunRequest.make(
             method=method, rule=rule, training=training, task=task, run=run, sites=sites, settings=settings,
             small=small, paper=paper, train_like=train_like, task_file=task_file, monai_bundle=monai_bundle,
@@ -117,10 +118,12 @@ class FairRecipe(JobRecipe):
     def _define(self, plan: Plan, packaging: str, name: str | None = None, *, isolate: bool = False) -> None:
         self.plan = plan
         check_carried(plan.task, plan.task_file)
-        if packaging == "preinstalled" and file_of(plan.method) is not None:
-            raise ValueError("a method file is custom code; packaging 'preinstalled' carries none: use 'task_file'")
-        if packaging == "preinstalled" and plan.task_file not in (BUNDLE_TASK, *TASKS_BY_KIND.values()):
-            raise ValueError("your own task is custom code; packaging 'preinstalled' carries none: use 'task_file'")
+        if packaging == "preinstalled":
+            none = "is custom code; packaging 'preinstalled' carries none: use 'task_file'"
+            refuse({
+                f"a method file {none}": file_of(plan.method) is not None,
+                f"your own task {none}": plan.task_file not in (BUNDLE_TASK, *TASKS_BY_KIND.values()),
+            })  # fmt: skip
         super().__init__(make_job(plan, name or plan.method.name, packaging, isolate=isolate))
         self._job.comp_ids = {"persistor_id": PERSISTOR}  # FLARE's helpers look for the persistor's id here
 
@@ -148,8 +151,7 @@ class FairRecipe(JobRecipe):
                 "FLARE's MLflow receiver drops what a server sends, so there would be no curves; leave it out: they "
                 "are in TensorBoard's files and in results.json"
             )
-        others = [c for key, c in components.items() if key != TENSORBOARD]
-        if any(isinstance(component, TensorBoard.__base__) for component in others):
+        if any(isinstance(other, TensorBoard.__base__) for key, other in components.items() if key != TENSORBOARD):
             components.pop(TENSORBOARD, None)
 
     def _apply_per_site_config(self, config: dict[str, dict[str, Any]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fairflare.base.checks import refuse
 from fairflare.base.settings import build
 from fairflare.federation.plan.plan import Plan, Script, make_plan
 from fairflare.methods.base.catalog import get_method
@@ -47,13 +48,13 @@ def make_script_plan(
             setting, or the method has a model of its own at every site.
     """
     chosen = get_method(method)
-    if vain := [name for name in settings or {} if name in OF_THE_LOOP]:
-        raise ValueError(f"{', '.join(vain)}: the script's own loop decides this; set it in {script.path.name}")
-    if build(chosen.training, chosen.site).home.model:
-        raise ValueError(
-            f"method {chosen.name!r} has a model of its own at every site, which a script's loop does not do; take "
-            "fairflare's own recipe (fairflare run, or the method's class in fairflare.recipes)"
-        )
+    vain = [name for name in settings or {} if name in OF_THE_LOOP]
+    refuse({
+        f"{', '.join(vain)}: the script's own loop decides this; set it in {script.path.name}": vain,
+        f"method {chosen.name!r} has a model of its own at every site, which a script's loop does not do; take "
+        "fairflare's own recipe (fairflare run, or the method's class in fairflare.recipes)":
+            build(chosen.training, chosen.site).home.model,
+    })  # fmt: skip
     task = ScriptTask(
         model=model if "." in model else f"{script.path.stem}.{model}",
         model_args=dict(model_args or {}),

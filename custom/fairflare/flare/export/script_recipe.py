@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fairflare.base.checks import choice
+from fairflare.base.checks import choice, refuse
 from fairflare.federation.plan.bounds import FOR_HOSPITALS
 from fairflare.federation.plan.plan import Script
 from fairflare.federation.plan.run_settings import TIMEOUTS
@@ -67,19 +67,23 @@ class ScriptRecipe(JobRecipe):
         **run: Any,
     ) -> None:
         choice("packaging", packaging, PACKAGINGS)
-        script = Path(train_script)
-        if packaging == "preinstalled":
-            if not script.is_absolute() or "." not in model:
-                raise ValueError(
-                    "packaging 'preinstalled' carries no code: train_script must be an absolute path at the sites and "
-                    f"model a class of an installed package, got {str(script)!r} and {model!r}"
-                )
-            hospitals = {**FOR_HOSPITALS, **get_method(method).preinstalled}
-            settings = {**hospitals, **{k: run.pop(k) for k in FOR_HOSPITALS if k in run}, **(settings or {})}
-        elif not script.is_file() or script.suffix != ".py":
-            raise ValueError(f"train_script must be a Python file, got {str(script)!r}")
-        elif script.name == SCRIPT_TASK.name:
-            raise ValueError(f"train_script: the job has a file {script.name} of its own; call the script otherwise")
+        script, carried = Path(train_script), packaging != "preinstalled"
+        refuse({
+            "packaging 'preinstalled' carries no code: train_script must be an absolute path at the sites and model a "
+            f"class of an installed package, got {str(script)!r} and {model!r}":
+                not carried and not (script.is_absolute() and "." in model),
+            f"train_script must be a Python file, got {str(script)!r}":
+                carried and not (script.is_file() and script.suffix == ".py"),
+            f"train_script: the job has a file {script.name} of its own; call the script otherwise":
+                carried and script.name == SCRIPT_TASK.name,
+        })  # fmt: skip
+        if not carried:
+            settings = {
+                **FOR_HOSPITALS,
+                **get_method(method).preinstalled,
+                **{name: run.pop(name) for name in FOR_HOSPITALS if name in run},
+                **(settings or {}),
+            }
         self.plan = make_script_plan(
             method,
             Script(script, script_args, command if launch_external_process else None),

@@ -55,22 +55,22 @@ class StatsRecipe(JobRecipe):
         choice("packaging", packaging, PACKAGINGS)
         generator = ImageStatistics(**settings)
         deployed = None if sites is None else {"deploy_map": {"app": [SERVER, *site_names(sites)]}}
-        least = 1 if sites is None else len(sites)
-        job = Job(name=name, min_clients=least, meta_props=deployed)
-        if packaging == "bundle":
-            job.job = _WithPackage(job_name=name, min_clients=least, meta_props=deployed)
-        job.set_app_packages(["fairflare"])
-        controller = SiteStatistics(configs(), WRITER, precision=DECIMALS, enable_pre_run_task=False)
-        job.to_server(controller, id="statistics")
-        page = StatisticsPage(intensities=generator.intensities, class_names=tuple(class_names))
-        job.to_server(page, id=WRITER)
+        kind = _WithPackage if packaging == "bundle" else FedJobConfig
+        job = Job(kind(name, 1 if sites is None else len(sites), meta_props=deployed))
+        job.to_server(SiteStatistics(configs(), WRITER, precision=DECIMALS, enable_pre_run_task=False), id="statistics")
+        job.to_server(StatisticsPage(intensities=generator.intensities, class_names=tuple(class_names)), id=WRITER)
         job.to_clients(generator, id=GENERATOR)
-        tasks = [StatisticsConstants.FED_STATS_PRE_RUN, StatisticsConstants.FED_STATS_TASK]
-        job.to_clients(StatisticsExecutor(GENERATOR, precision=DECIMALS), tasks=tasks)
+        job.to_clients(
+            StatisticsExecutor(GENERATOR, precision=DECIMALS),
+            tasks=[StatisticsConstants.FED_STATS_PRE_RUN, StatisticsConstants.FED_STATS_TASK],
+        )
         for component, cleanser in cleansers(generator.min_cases).items():
             job.to_clients(cleanser, id=component)
-        over = StatisticsPrivacyFilter(result_cleanser_ids=list(cleansers(generator.min_cases)))
-        job.to_clients(over, filter_type=FilterType.TASK_RESULT, tasks=[StatisticsConstants.FED_STATS_TASK])
+        job.to_clients(
+            StatisticsPrivacyFilter(result_cleanser_ids=list(cleansers(generator.min_cases))),
+            filter_type=FilterType.TASK_RESULT,
+            tasks=[StatisticsConstants.FED_STATS_TASK],
+        )
         super().__init__(job)
 
 

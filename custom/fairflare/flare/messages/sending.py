@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -159,22 +159,18 @@ class Turns:
         ref = str(payload.get("ref_id"))
         key = str(request.get_header(MessageHeaderKey.ORIGIN)), ref
         model = self.models.get(ref)
-        if model is None or payload.get("confirm") is not None or payload.get("cancel"):
-            return key, 0
-        try:
-            return key, model.bytes_after(payload.get("state"))
-        except (TypeError, AttributeError):  # the state is malformed, and FLARE's handler refuses it
-            return key, 0
+        with suppress(TypeError, AttributeError):  # the state is malformed, and FLARE's handler refuses it
+            if model is not None and payload.get("confirm") is None and not payload.get("cancel"):
+                return key, model.bytes_after(payload.get("state"))
+        return key, 0
 
     def _fits(self, size: int) -> bool:
         return not self._out or sum(bytes_ for bytes_, _ in self._out.values()) + size <= self.under_way
 
     def _serve(self, request: Any, size: int) -> Any:
         with self._changed:
-            self._sent += size
-            due = self._sent >= BEHIND
-            if due:
-                self._sent = 0
+            due = self._sent + size >= BEHIND
+            self._sent = 0 if due else self._sent + size
         if due:
             gc.collect()  # free pieces that were sent, before another one is made
         return self.serve(request)
@@ -182,12 +178,10 @@ class Turns:
     def _work(self) -> None:
         while True:
             with self._changed:
-                transfer = self._next()
-                while transfer is None:
+                while (transfer := self._next()) is None:
                     if self._closed:
                         return
                     self._changed.wait(self._seconds_to_next())
-                    transfer = self._next()
             request, size, _, answer = transfer
             try:
                 answer.set_result(self._serve(request, size))
@@ -198,13 +192,11 @@ class Turns:
         """Remove and return the first waiting request if it may be served now; else return ``None``."""
         now = self.clock()
         self._out = {key: (size, end) for key, (size, end) in self._out.items() if end > now}
-        for key, waiting in self._waiting.items():
+        for key, waiting in list(self._waiting.items())[:1]:
             _, size, since, _ = waiting
             if self._closed or self._fits(size) or now >= since + self.longest_wait:
-                del self._waiting[key]
                 self._out[key] = size, now + self.patience
-                return waiting
-            break
+                return self._waiting.pop(key)
         return None
 
     def _seconds_to_next(self) -> float | None:

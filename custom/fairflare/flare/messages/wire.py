@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -24,21 +25,21 @@ NUM_STEPS = MetaKey.NUM_STEPS_CURRENT_ROUND  # FLARE's own FedAvg weighs sites b
 REPORT, CELLS = "report", "cells"
 
 
+@dataclass(eq=False)
 class OnDisk:
     """Represent a tensor that FLARE's disk offload saved to a file; its size is known without reading the file."""
 
-    def __init__(self, reference: Any) -> None:
-        self._reference = reference
+    reference: Any  # FLARE's reference to the file
 
     def materialize(self) -> torch.Tensor:
         """Read the tensor that FLARE saved from its file."""
-        return cast(torch.Tensor, self._reference.materialize())
+        return cast(torch.Tensor, self.reference.materialize())
 
     @property
     def nbytes(self) -> int:
         """Return the number of bytes of the tensor, from the file's header."""
-        with safe_open(self._reference.file_path, framework="pt") as file:
-            part = file.get_slice(self._reference.key)
+        with safe_open(self.reference.file_path, framework="pt") as file:
+            part = file.get_slice(self.reference.key)
             return math.prod(part.get_shape()) * getattr(torch, DTYPES[part.get_dtype()]).itemsize
 
 
@@ -46,7 +47,7 @@ def encode_model(message: Message, num_rounds: int | None = None) -> FLModel:
     """Convert a message to the ``FLModel`` that FLARE sends."""
     meta = dict(message.meta)
     head: dict[str, Any] = {META_KEY: meta}
-    if (steps := message.meta.get("num_steps")) is not None:
+    if (steps := meta.get("num_steps")) is not None:
         head[NUM_STEPS] = int(steps)
     metrics = {CELLS: message.metrics} if message.metrics else None
     if message.params is None:

@@ -14,7 +14,7 @@ from fairflare.base.settings import Flag, Whole, field_names, settings
 from fairflare.base.task import Proxy, evaluating
 from fairflare.core.features.parts import HEAD, only
 from fairflare.methods.base.local_loop import Trained
-from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, check_parts, class_counts, criterion_loss
+from fairflare.methods.base.training import LocalTraining, SiteRun, check_parts, class_counts, criterion_loss, refuse_at
 
 if TYPE_CHECKING:
     from fairflare.base.task import Batch, SiteData
@@ -154,6 +154,5 @@ def _begin_anew(run: SiteRun, head: torch.nn.Module, seed: int) -> None:
         layers: list[Any] = [module for module in fresh.modules() if hasattr(module, "reset_parameters")]
         for layer in layers:
             layer.reset_parameters()
-    if not layers:
-        raise SiteError(f"site {run.site!r}: the network's head has no layer with reset_parameters(); set crt_rounds=0")
+    refuse_at(run.site, {"the network's head has no layer with reset_parameters(); set crt_rounds=0": not layers})
     head.load_state_dict(fresh.state_dict())

@@ -18,7 +18,7 @@ from fairflare.base.site_data import Proxy
 from fairflare.base.task import evaluating
 from fairflare.core.statistics.group_sums import CONFUSION, Array, find_hidden_groups, find_hidden_parts, sums_of
 from fairflare.methods.base.reports import TRAINING, Field
-from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, criterion_losses
+from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, criterion_losses, refuse_at
 from fairflare.methods.parts.probes import MAX_LOSS
 
 if TYPE_CHECKING:
@@ -63,8 +63,9 @@ def check_told(run: SiteRun, values: Sequence[float], wanted: int, what: str) ->
     Raises:
         SiteError: the server sent more or fewer numbers.
     """
-    if len(values) != wanted:
-        raise SiteError(f"site {run.site!r}: the server sent {len(values)} {what}, the site has {wanted}; {ALIKE}")
+    refuse_at(
+        run.site, {f"the server sent {len(values)} {what}, the site has {wanted}; {ALIKE}": len(values) != wanted}
+    )
 
 
 def require_numbers(numbers: list[int] | None, site: str, method: str) -> list[int]:

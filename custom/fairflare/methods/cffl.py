@@ -22,6 +22,7 @@ from fairflare.methods.base.home import BUFFERS_STAY, OwnModel, buffers
 from fairflare.methods.base.local_loop import Trained
 from fairflare.methods.base.reports import VALIDATION, Field
 from fairflare.methods.base.rule import RoundInputs, State, Steps, Weighing, sample_weights
+from fairflare.methods.base.saved import Saved
 from fairflare.methods.base.training import LocalTraining, SiteRun
 from fairflare.methods.parts.downloads import Downloads
 from fairflare.methods.parts.probes import ReportsScore, score
@@ -114,12 +115,8 @@ class CFFL(Downloads, Steps):
     c_th: Share = 1 / 3
     cffl_rep: Literal["paper", "code"] = "paper"
 
-    _outlive = (*Downloads._outlive, "reputations", "removed")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._reputations: dict[str, float] = {}
-        self._removed: list[str] = []
+    _reputations = Saved(dict[str, float])
+    _removed = Saved(list[str])
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         sites = [site for site in inputs.sites if site not in self._removed]

@@ -21,6 +21,7 @@ from fairflare.core.weighting import normalise
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.home import BUFFERS_STAY, OwnModel, buffers
 from fairflare.methods.base.rule import RoundInputs, State, Weighing, sample_weights
+from fairflare.methods.base.saved import Saved
 from fairflare.methods.base.training import LocalTraining, SiteRun
 from fairflare.methods.parts.downloads import Downloads
 
@@ -84,11 +85,7 @@ class CGSV(Downloads):
     cgsv_alpha: BelowOne = 0.95
     cgsv_beta: Positive = 1.0
 
-    _outlive = (*Downloads._outlive, "reputations")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._reputations: dict[str, float] = {}
+    _reputations = Saved(dict[str, float])
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         sites, known = inputs.sites, self._reputations

@@ -24,6 +24,7 @@ from fairflare.core.weighting import normalise
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import TRAINING, VALIDATION, Field, ReportError
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
+from fairflare.methods.base.saved import Saved
 from fairflare.methods.base.training import LocalTraining, SiteRun
 from fairflare.methods.fed_ism import JOB
 from fairflare.methods.parts.group_sums import ALIKE, bound_counts, check_attribute, confusions, count_groups
@@ -127,13 +128,12 @@ class FairFed(Rule):
     fairfed_attribute: str = ""
     fairfed_gap: Literal["equal_opportunity", "demographic_parity", "equalised_odds"] = "equal_opportunity"
 
-    _outlive = ("omega",)
+    _omega = Saved(dict[str, float])
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.fairfed_attribute and self.fairfed_mode != "original":
             raise ValueError(f"fairfed_attribute needs fairfed_mode='original', got {self.fairfed_mode!r}")
-        self._omega: dict[str, float] = {}
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         shares = sample_weights(inputs)

@@ -21,7 +21,7 @@ from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.local_loop import Trained
 from fairflare.methods.base.reports import TRAINING, Field
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
-from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun
+from fairflare.methods.base.training import LocalTraining, SiteRun, refuse_at
 from fairflare.methods.fed_ism import JOB
 from fairflare.methods.parts.group_sums import (
     ByPeople,
@@ -69,12 +69,12 @@ class GroupAdapters(ByPeople, LocalTraining):
 
         facts = check_attribute(run, self.fairlora_attribute)
         num_groups, num_adapters = count_groups(run, self.fairlora_attribute), len(adapters_of(model)[0].fair_S)
-        if num_groups != num_adapters:
-            raise SiteError(
-                f"site {run.site!r}: attribute {self.fairlora_attribute!r} has {num_groups} groups in its datalist, "
-                f"the job has adapters.groups={num_adapters}; set adapters.groups to the number that all datalists "
-                "declare"
-            )
+        refuse_at(run.site, {
+            f"attribute {self.fairlora_attribute!r} has {num_groups} groups in its datalist, the job has "
+            f"adapters.groups={num_adapters}; set adapters.groups to the number that all datalists declare": (
+                num_groups != num_adapters
+            ),
+        })  # fmt: skip
         require_numbers(run.data.order("training", 0), run.site, "fair_lora")
         return {**super().check(run, model), **facts}
 
@@ -135,9 +135,7 @@ class FairLoRA(Rule):
     fairlora_ema: BelowOne = 0.999
     fairlora_shared: Flag = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._kept = 0.0
+    _kept = 0.0  # beta_t of the round
 
     def follows_num_rounds(self) -> list[str]:
         return ["fairlora_ema"] if self.fairlora_ema else []

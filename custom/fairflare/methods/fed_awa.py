@@ -14,6 +14,7 @@ import torch
 from fairflare.base.settings import Positive, PositiveInt, settings
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
+from fairflare.methods.base.saved import Saved
 from fairflare.methods.base.training import LocalTraining
 
 TINY = 1e-12  # share of the largest square below which a distance counts as 0, and has no gradient
@@ -69,11 +70,7 @@ class FedAWA(Rule):
     awa_rate: Positive = 1e-3
 
     weighs: ClassVar[bool] = True
-    _outlive = ("scores",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._scores: dict[str, float] = {}
+    _scores = Saved(dict[str, float])
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         gram = inputs.whole_gram(self, model=True)

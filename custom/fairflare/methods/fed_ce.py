@@ -20,6 +20,7 @@ from fairflare.exchange.messages import BySite
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import TRAINING, VALIDATION, Field
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
+from fairflare.methods.base.saved import Saved
 from fairflare.methods.base.training import LocalTraining, SiteRun
 from fairflare.methods.parts.probes import ReportsScore, score
 
@@ -126,14 +127,10 @@ class FedCE(Rule):
     floor: NonNegative | None = None
     stale_ok: Flag = False
 
-    _outlive = ("coefficients", "cosines", "sums", "last")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._coefficients: dict[str, float] = {}
-        self._cosines: dict[str, list[float]] = {}  # mean cosine and number of rounds, by site
-        self._sums: dict[str, list[float]] = {}  # sum of coefficients and number of rounds, by site
-        self._last: list[str] = []  # sites that took part in the previous round
+    _coefficients = Saved(dict[str, float])
+    _cosines = Saved(dict[str, list[float]])  # mean cosine and number of rounds, by site
+    _sums = Saved(dict[str, list[float]])  # sum of coefficients and number of rounds, by site
+    _last = Saved(list[str])  # sites that took part in the previous round
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         coefficients = self._coefficients if self.stale_ok else {site: self._coefficients[site] for site in self._last}

@@ -15,6 +15,7 @@ from fairflare.core.weighting import fedga_weights, normalise
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import TRAINING, Field
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
+from fairflare.methods.base.saved import Saved
 from fairflare.methods.base.training import SiteRun
 from fairflare.methods.fed_ism import JOB
 from fairflare.methods.parts.probes import MAX_LOSS, LossProbe, mean_loss
@@ -80,11 +81,7 @@ class FedGA(Rule):
     centred: Flag = True
     shrinking: Flag = True
 
-    _outlive = ("weights",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._weights: dict[str, float] = {}
+    _weights = Saved(dict[str, float])
 
     def follows_num_rounds(self) -> list[str]:
         return ["shrinking"] if self.shrinking else []

@@ -28,6 +28,7 @@ from fairflare.core.weighting import dissimilarity_weights, mixed, uniform_weigh
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import ReportError
 from fairflare.methods.base.rule import LayerWeights, RoundInputs, SeesModel, State, TwoPhase, Weighing
+from fairflare.methods.base.saved import Saved
 from fairflare.methods.parts.anchor_report import ANCHOR_FIELDS, FromPreset, LayerSimilarityReport, Preset
 from fairflare.methods.parts.layer_scores import Scores, fill_scores, spread_layer
 
@@ -75,14 +76,13 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
     mix: Fraction | None = None
     only_layer: str | None = None
 
-    _outlive = ("last_scores",)
+    _last_scores = Saved(dict[str, dict[str, float]])  # last reported 1 - delta by layer of each site, also absent ones
 
     def __post_init__(self) -> None:
         super().__post_init__()
         low, high = self.setting("clip_min"), self.setting("clip_max")
         if not low < high:
             raise ValueError(f"clip_min must be < clip_max, got {low!r} and {high!r}")
-        self._last_scores: Scores = {}  # last reported 1 - delta by layer of each site, also of absent sites
 
     def asks_about_anchor(self, current_round: int) -> bool:
         return bool(current_round >= self.setting("warmup_rounds"))

@@ -17,7 +17,8 @@ from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.home import Home
 from fairflare.methods.base.reports import TRAINING, Field
 from fairflare.methods.base.rule import RoundInputs, State, Weighing
-from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun
+from fairflare.methods.base.saved import Saved
+from fairflare.methods.base.training import LocalTraining, SiteRun, refuse_at
 from fairflare.methods.fed_avg import FedAvg
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ class OwnStatistics(Home):
         from fairflare.core.features.input_norm import pool_pixels
 
         state = super().begin(run, model, received)
-        if f"{NORM}.running_mean" not in state:
-            raise SiteError(f"site {run.site!r}: fed_rdn needs a network of FairFlare's tasks, with adapters=fed_rdn")
+        missing = f"{NORM}.running_mean" not in state
+        refuse_at(run.site, {"fed_rdn needs a network of FairFlare's tasks, with adapters=fed_rdn": missing})
         if not int(state[f"{NORM}.num_batches_tracked"]):
             statistics = pool_pixels(run.data.batches("training", batch_size=self.half.batch_size))
             for name, value in zip(("running_mean", "running_var"), statistics or (), strict=False):
@@ -113,11 +114,7 @@ class FedRDN(FedAvg):
     }
 
     weighs: ClassVar[bool] = False
-    _outlive = ("statistics",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._statistics: dict[str, list[list[float]]] = {}
+    _statistics = Saved(dict[str, list[list[float]]])
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         return {TOLD: [self._statistics[site] for site in sorted(self._statistics)]}

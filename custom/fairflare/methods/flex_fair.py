@@ -24,6 +24,7 @@ from fairflare.exchange.messages import BySite
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import Field, ReportError
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
+from fairflare.methods.base.saved import Saved
 from fairflare.methods.base.training import LocalTraining, SiteRun, criterion_losses
 from fairflare.methods.fed_ism import JOB
 from fairflare.methods.parts.group_sums import (
@@ -152,12 +153,8 @@ class FlexFair(Rule):
     flexfair_weight: NonNegative = 2.0
 
     weighs: ClassVar[bool] = False
-    _outlive = ("sites", "groups")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._sites: dict[str, list[float]] = {}  # slopes by site and class
-        self._groups: list[list[float]] = []  # slopes by group and class
+    _sites = Saved(dict[str, list[float]])  # slopes by site and class
+    _groups = Saved(list[list[float]])  # slopes by group and class
 
     def counted(self, report: Mapping[str, Any]) -> Mapping[str, float]:
         images = _rows(report[GROUP_IMAGES.name], report["rows"])

@@ -19,6 +19,7 @@ from fairflare.core.statistics.group_metrics import exponentiate
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import ReportError
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
+from fairflare.methods.base.saved import Saved
 from fairflare.methods.base.training import LocalTraining, SiteRun, criterion_losses
 from fairflare.methods.fed_ism import JOB
 from fairflare.methods.parts.group_sums import (
@@ -103,12 +104,8 @@ class GroupDRO(Rule):
     dro_rate: Positive = 0.1
     dro_adjustment: NonNegative = 0.0
 
-    _outlive = ("q", "told")  # by number of the group, or by site if each site is one group
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._q: dict[str, float] = {}
-        self._told: dict[str, float] = {}
+    _q = Saved(dict[str, float])  # by number of the group, or by site if each site is one group
+    _told = Saved(dict[str, float])  # by the same
 
     @property
     def weighs(self) -> bool:

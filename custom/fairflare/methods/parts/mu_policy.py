@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -29,6 +28,7 @@ from fairflare.core.agents.mu_rewards import (
 )
 from fairflare.core.agents.thompson import standardise, thompson
 from fairflare.methods.base.rule import RoundInputs
+from fairflare.methods.base.saved import KeepsState, Saved
 
 if TYPE_CHECKING:
     from fairflare.core.qmix import QMix
@@ -55,7 +55,7 @@ Actions = Annotated[tuple[Fraction, ...], Field(min_length=1), AfterValidator(_a
 Zeta = Annotated[Fraction, BeforeValidator(_no_percentage)]
 
 
-class MuPolicy(Part):
+class MuPolicy(KeepsState, Part):
     """Define a policy that chooses mu of each site before a round; ``_mu`` stores the chosen mu by site.
 
     Attributes:
@@ -64,9 +64,9 @@ class MuPolicy(Part):
     """
 
     follows_num_rounds: ClassVar[bool] = False
+    _mu = Saved(dict[str, float])
 
     def __post_init__(self) -> None:
-        self._mu: dict[str, float] = {}
         self.warnings: list[str] = []
 
     @property
@@ -89,14 +89,6 @@ class MuPolicy(Part):
         and ``global_accuracy``, the received model's accuracy on ``num_validation`` images.
         """
         return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the policy's state to save after a round: plain values and tensors."""
-        return {"mu": dict(self._mu)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that :meth:`state_dict` returned."""
-        self._mu = {site: float(mu) for site, mu in state["mu"].items()}
 
 
 def _accuracy(inputs: RoundInputs) -> float | None:
@@ -164,16 +156,14 @@ class BanditMu(MuPolicy):
     kind: ClassVar[str] = "bandit"
     actions: Actions = MU_GRID
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._used: dict[str, float] = {}  # mu of the sites that took part in the round before
-        self._past: deque[tuple[float, dict[str, float]]] = deque(maxlen=CAPACITY)  # a reward, and mu by site before it
+    _used = Saved(dict[str, float])  # mu of the sites that took part in the round before
+    _past = Saved(list[tuple[float, dict[str, float]]])  # the last rewards, each with mu by site before it
 
     def choose(self, inputs: RoundInputs) -> dict[str, float]:
         accuracy = _accuracy(inputs)
         values = {} if accuracy is None else {"reward": reward(accuracy)}
         if self._used and values:
-            self._past.append((values["reward"], self._used))
+            self._past = [*self._past, (values["reward"], self._used)][-CAPACITY:]
         self._used = self.directives(inputs.sites)
         gains = standardise([earned for earned, _ in self._past])
         for site in inputs.sites:
@@ -182,13 +172,6 @@ class BanditMu(MuPolicy):
             draws = random.Random(f"{inputs.seed}/{site}/{inputs.current_round}")
             self._mu[site] = self.actions[thompson(earned, draws)]
         return values
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "used": dict(self._used), "past": list(self._past)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._used, self._past = dict(state["used"]), deque(state["past"], maxlen=CAPACITY)
 
 
 @settings
@@ -224,13 +207,14 @@ class QMixMu(MuPolicy):
     updates: ClassVar[int] = 8
     explore: ClassVar[float] = 0.3
 
+    _entropy = Saved(dict[str, float])  # last reported label entropy, by site
+    _classes = Saved(lambda: 1)
+    _steps = Saved(int)  # number of decisions after which the exploration rate has reached its minimum
+    _warmup = Saved(lambda: QMixMu.warmup)  # number of transitions in the warm-up, limited by the length of this run
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._agents: QMix | None = None
-        self._steps = 0  # number of decisions after which the exploration rate has reached its minimum
-        self._warmup = self.warmup  # number of transitions in the warm-up, limited by the length of this run
-        self._entropy: dict[str, float] = {}  # last reported label entropy, by site
-        self._classes = 1
 
     def accepts(self, site: str) -> str:
         if self._agents is None or site in self._agents.agents:
@@ -294,19 +278,14 @@ class QMixMu(MuPolicy):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        agents = None if self._agents is None else self._agents.state_dict()
-        lengths = {"classes": self._classes, "steps": self._steps, "warmup": self._warmup}
-        return {**super().state_dict(), "entropy": dict(self._entropy), **lengths, "agents": agents}
+        return {**super().state_dict(), "agents": None if self._agents is None else self._agents.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._entropy = {site: float(entropy) for site, entropy in state["entropy"].items()}
-        self._classes, self._steps, self._warmup = (int(state[name]) for name in ("classes", "steps", "warmup"))
-        self._agents = None
-        if state["agents"] is not None:
-            names = set(state["agents"]["settings"]["agents"])
-            self._agents = self._new_agents(names, seed=0)  # the seed has no effect: the state has the generator
-            self._agents.load_state_dict(state["agents"])
+        super().load_state_dict({name: value for name, value in state.items() if name != "agents"})
+        self._agents, agents = None, state["agents"]
+        if agents is not None:  # the seed has no effect: the state has the generator
+            self._agents = self._new_agents({*agents["settings"]["agents"]}, seed=0)
+            self._agents.load_state_dict(agents)
 
 
 @settings

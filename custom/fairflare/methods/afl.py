@@ -53,7 +53,7 @@ class AFL(Rule):
         return "its model is that of one site (afl_mode=projected is a mean)" * (self.afl_mode == "argmax")
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        losses = finite_or_mean({site: inputs.reports[site]["probe_loss"] for site in inputs.sites}, self._losses)
+        losses = finite_or_mean(inputs.reported("probe_loss"), self._losses)
         self._losses |= losses
         if self.afl_mode == "argmax":
             worst = max(inputs.sites, key=lambda site: losses[site])  # of sites with equal losses, the first by name

@@ -146,9 +146,8 @@ class CFFL(Downloads, Steps):
         before = {site: known.get(site, entry) for site in sites}
         metrics = {site: inputs.reports[site]["own_metric"] for site in sites}
         # A site that withholds its metric (too few cases) gets the mean of the other sites' metrics, not a bad metric.
-        home = [site for site in sites if "own_metric" in inputs.suppressed.get(site, ())]
         mean = finite_or_mean(metrics)
-        metrics |= {site: mean[site] for site in home}
+        metrics |= {site: mean[site] for site in sites if "own_metric" in inputs.suppressed.get(site, ())}
         self._reputations |= cffl_reputations(before, metrics, self.cffl_alpha, self.cffl_rep)
         reputable = whole({site: c for site, c in self._reputations.items() if site not in self._removed})
         low = [site for site in sites if reputable[site] < self.c_th / len(reputable)]

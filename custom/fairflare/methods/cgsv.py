@@ -93,9 +93,8 @@ class CGSV(Downloads):
         before = {site: known.get(site, entry) for site in sites}
         weights = inputs.remembered(normalise(before) if known else sample_weights(inputs))
         cosines = cosines_of(inputs.whole_gram(self), weights, leave_out=False)
-        after = before
-        if any(cosines.values()):  # if all cosines are 0, the summed update has no direction
-            after = cgsv_reputations(before, cosines, self.cgsv_alpha)
+        turned = any(cosines.values())  # if all cosines are 0, the summed update has no direction
+        after = cgsv_reputations(before, cosines, self.cgsv_alpha) if turned else before
         shares = cgsv_shares(after, self.cgsv_beta)
         if any(after.values()):  # all are 0 in a first round whose summed update has no direction
             self._reputations = whole({**known, **after})

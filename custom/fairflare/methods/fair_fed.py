@@ -16,13 +16,14 @@ import numpy as np
 import torch
 
 from fairflare.base.acting import OnlyWith, only_with
+from fairflare.base.checks import refuse_if
 from fairflare.base.settings import NonNegative, settings
 from fairflare.core.aggregation.fair_rules import fair_fed_gaps, fair_fed_weights
 from fairflare.core.statistics.group_metrics import gaps_of
 from fairflare.core.statistics.group_sums import CONFUSION, Sums, add_sums
 from fairflare.core.weighting import normalise
 from fairflare.methods.base.catalog import Method
-from fairflare.methods.base.reports import TRAINING, VALIDATION, Field, ReportError
+from fairflare.methods.base.reports import TRAINING, VALIDATION, Field
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.base.saved import Saved
 from fairflare.methods.base.training import LocalTraining, SiteRun
@@ -60,10 +61,9 @@ class ReportAccuracy(ReportsScore, LocalTraining):
         return TRAINING if name == "accuracy" and self.fairfed_mode == "fedism" else VALIDATION
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
-        if self.fairfed_mode == "original":  # the site has just evaluated the received model on the validation images
-            run.own = {"accuracy": score_in(run, run.metrics)}
-        else:
-            run.own = {"accuracy": score(self, run, model, "training", balanced=True)}
+        original = self.fairfed_mode == "original"  # whose images the site has just evaluated the received model on
+        accuracy = score_in(run, run.metrics) if original else score(self, run, model, "training", balanced=True)
+        run.own = {"accuracy": accuracy}
         if self.fairfed_attribute:
             counts = confusions(run, model, self.fairfed_attribute, "validation").reshape(-1).tolist()
             run.own |= {"groups": float(count_groups(run, self.fairfed_attribute)), "group_counts": counts}
@@ -139,19 +139,17 @@ class FairFed(Rule):
         shares = sample_weights(inputs)
         before = {**{site: shares[site] for site in inputs.sites if site not in self._omega}, **self._omega}
         plain = self.fairfed_mode == "original"
-        gaps = fair_fed_gaps({s: inputs.reports[s]["accuracy"] for s in inputs.sites}, shares, summed=plain)
+        gaps = fair_fed_gaps(inputs.reported("accuracy"), shares, summed=plain)
         details: dict[str, Any] = {"accuracy_gap": gaps}
         if self.fairfed_attribute:
             counts = _alike({site: _counts(inputs.reports[site], site) for site in inputs.sites})
-            names = sorted(set().union(*counts.values()))
             factors = bound_counts(inputs, {site: _images(by_group) for site, by_group in counts.items()})
-            pools = {
-                name: [(factors[site], by_group[name]) for site, by_group in counts.items() if name in by_group]
-                for name in names
-            }
             whole = self._gap({
-                name: add_sums([{CONFUSION: factor * sums[CONFUSION]} for factor, sums in pool])
-                for name, pool in pools.items()
+                name: add_sums([
+                    {CONFUSION: factors[site] * by_group[name][CONFUSION]}
+                    for site, by_group in counts.items() if name in by_group
+                ])
+                for name in sorted(set().union(*counts.values()))
             })  # fmt: skip
             gap_by_site = {site: self._gap(by_group) for site, by_group in counts.items()}
             apart = {site: abs(whole - gap) for site, gap in gap_by_site.items() if math.isfinite(whole - gap)}
@@ -185,10 +183,11 @@ def _counts(report: Mapping[str, Any], site: str) -> dict[str, Sums]:
     numbers, groups = report["group_counts"], report["groups"]
     if not numbers or groups is None or not math.isfinite(groups):
         return {}
-    if groups % 1 or len(numbers) % (4 * int(groups)):
-        raise ReportError(
-            f"site {site!r}: field 'group_counts' has {len(numbers)} entries, of {groups:g} groups; {ALIKE}"
-        )
+    refuse_if(site, {
+        f"field 'group_counts' has {len(numbers)} entries, of {groups:g} groups; {ALIKE}": bool(
+            groups % 1 or len(numbers) % (4 * int(groups))
+        ),
+    })  # fmt: skip
     rows = np.asarray(numbers).reshape(int(groups), -1, 4)
     return {str(group): {CONFUSION: counts} for group, counts in enumerate(rows)}
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fairflare.base.checks import group_by_key
 from fairflare.base.settings import BelowOne, Flag, settings
 from fairflare.core.states import Made, State
 from fairflare.core.weighting import normalise
@@ -79,7 +80,10 @@ class GroupAdapters(ByPeople, LocalTraining):
         return {**super().check(run, model), **facts}
 
     def train(self, run: SiteRun, model: torch.nn.Module) -> Trained:
-        stored = self._pick_unchanged(run, model)
+        from fairflare.core.features.group_adapter import adapters_of
+
+        few = withhold_groups(run, self.fairlora_attribute, "training")  # whose singular values are sent unchanged
+        stored = [values for adapter in adapters_of(model) for g, values in enumerate(adapter.values) if g in few]
         before = [values.detach().clone() for values in stored]
         trained = super().train(run, model)
         with torch.no_grad():
@@ -88,19 +92,10 @@ class GroupAdapters(ByPeople, LocalTraining):
         return trained
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        numbers, stays = self._numbers(run), withhold_groups(run, self.fairlora_attribute, "training")
+        numbers = numbers_of(run, self.fairlora_attribute, "training")
+        stays = withhold_groups(run, self.fairlora_attribute, "training")
         groups = range(count_groups(run, self.fairlora_attribute))
         return {"group_images": [math.nan if g in stays else float((numbers == g).sum()) for g in groups]}
-
-    def _numbers(self, run: SiteRun) -> Any:
-        return numbers_of(run, self.fairlora_attribute, "training")
-
-    def _pick_unchanged(self, run: SiteRun, model: torch.nn.Module) -> list[torch.nn.Parameter]:
-        """Return the singular values of groups with too few cases at the site, which are sent unchanged."""
-        from fairflare.core.features.group_adapter import adapters_of
-
-        stays = withhold_groups(run, self.fairlora_attribute, "training")
-        return [v for a in adapters_of(model) for g, v in enumerate(a.values) if g in stays]
 
 
 @settings
@@ -159,10 +154,8 @@ class FairLoRA(Rule):
         return Weighing(layers=layers, record=record, values={"kept": self._kept})
 
     def move(self, change: State) -> State:
-        groups: dict[str, list[str]] = {}
-        for name in change if self.fairlora_shared else ():
-            if match := VALUES.fullmatch(name):
-                groups.setdefault(match["layer"], []).append(name)
+        matches = filter(None, map(VALUES.fullmatch, change if self.fairlora_shared else ()))
+        groups = group_by_key((match["layer"], match.string) for match in matches)
         if not groups and not self._kept:
             return change
         step = 1 - self._kept

@@ -83,8 +83,10 @@ class FedAWA(Rule):
             adam.step()
         learned = dict(zip(inputs.sites, torch.softmax(scores.detach(), 0).tolist(), strict=True))
         weights = inputs.remembered(learned)
-        for site, score in zip(inputs.sites, scores.tolist(), strict=True):
-            self._scores[site] = score + math.log(max(weights[site], 1e-300) / learned[site])
+        self._scores |= {
+            site: score + math.log(max(weights[site], 1e-300) / learned[site])
+            for site, score in zip(inputs.sites, scores.tolist(), strict=True)
+        }
         return Weighing(sites=weights)
 
 

@@ -76,9 +76,7 @@ class MinusModel(ReportsScore, LocalTraining):
         received = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
         try:
             model.load_state_dict(minus_state(received, last_model, coefficient))
-            if self.preset == "fedism":
-                return score(self, run, model, "training", balanced=True)
-            return score(self, run, model, "validation")
+            return score(self, run, model, *self.made_of("minus_score"), balanced=self.preset == "fedism")
         finally:
             model.load_state_dict(received)
 
@@ -157,7 +155,7 @@ class FedCE(Rule):
         fedism = self.preset == "fedism"
         measured = contributions(
             directions,
-            finite_or_mean({site: inputs.reports[site]["minus_score"] for site in sites}),
+            finite_or_mean(inputs.reported("minus_score")),
             multiply=fedism if self.combine is None else self.combine == "multiply",
             floor=(0.0 if fedism else 1e-6) if self.floor is None else self.floor,
         )

@@ -92,8 +92,8 @@ class FedGA(Rule):
                 "FedGA's step shrinks over the rounds, whose number a stock controller does not say; set "
                 "shrinking=False, or run it with fairflare.flare.controller.RoundsController"
             )
-        gaps = {site: inputs.reports[site]["gap"] for site in inputs.sites}
         step = self.step_of(inputs.current_round, inputs.num_rounds, len({*self._weights, *inputs.sites}))
+        gaps = inputs.reported("gap")
         self._weights = inputs.remembered(fedga_weights(self._weights, gaps, step, centre=self.centred))
         weights = normalise({site: self._weights[site] for site in inputs.sites})
         return Weighing(sites=weights, values={"step_of_weights": step}, details={"weights": dict(self._weights)})

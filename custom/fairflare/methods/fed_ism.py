@@ -242,8 +242,7 @@ class FedISM(Rule):
     def weigh(self, inputs: RoundInputs) -> Weighing:
         if not self.saga:
             return Weighing(sites=sample_weights(inputs))
-        name = VARIANTS[self.variant]
-        fresh = inputs.remembered(power_weights({site: inputs.reports[site][name] for site in inputs.sites}, self.q))
+        fresh = inputs.remembered(power_weights(inputs.reported(VARIANTS[self.variant]), self.q))
         self._average = moving_average(fresh, self._average, self.beta)
         return Weighing(
             sites=normalise({site: self._average[site] for site in inputs.sites}),

@@ -47,8 +47,7 @@ class FedLF(Rule):
         self._direction: partial[torch.Tensor] | None = None
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        reported = finite_or_mean({site: inputs.reports[site]["probe_loss"] for site in inputs.sites})
-        losses = inputs.moderated(reported, "probe_loss")
+        losses = inputs.moderated(finite_or_mean(inputs.reported("probe_loss")), "probe_loss")
         fair = evening(torch.tensor([losses[site] for site in inputs.sites], dtype=torch.float64))
         layers = inputs.gram(self)
         by_layer = {layer: fair_factors(products, fair) for layer, products in layers.items()}

@@ -144,9 +144,7 @@ class RescueTraining(LocalTraining):
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         memory: _Rescue = run.own
-        report: dict[str, Any] = {}
-        if memory.prior is not None:
-            report["prior"] = memory.prior.network.fingerprint
+        report: dict[str, Any] = {} if memory.prior is None else {"prior": memory.prior.network.fingerprint}
         if memory.during is not None and memory.before is not None:
             memory.during.end_epoch()
             counts = class_counts(self, run)  # a class with too few cases counts 0
@@ -248,7 +246,7 @@ class FedMAS(Rule):
     def weigh(self, inputs: RoundInputs) -> Weighing:
         if not self.mas:
             return Weighing(sites=sample_weights(inputs))
-        return Weighing(sites=rescue_weights({site: inputs.reports[site]["rescue_factor"] for site in inputs.sites}))
+        return Weighing(sites=rescue_weights(inputs.reported("rescue_factor")))
 
 
 WITH_PROJECTOR = {**LEARNS, "projector_dim": 96}  # width of the packaged prior's features; MoCo's ResNet-50 has 2048

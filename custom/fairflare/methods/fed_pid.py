@@ -68,7 +68,7 @@ class FedPID(Rule):
     def weigh(self, inputs: RoundInputs) -> Weighing:
         shares, first = sample_weights(inputs), dict(self._first)
         before = {site: costs[-1] for site, costs in self._costs.items()}
-        costs = {site: inputs.reports[site]["cost"] for site in inputs.sites}
+        costs = inputs.reported("cost")
         known = {site: cost for site, cost in costs.items() if math.isfinite(cost)}
         known = known and inputs.moderated(known, "cost")
         now = {site: known.get(site, math.nan) for site in costs}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from fairflare.base.checks import refuse
 from fairflare.base.settings import settings
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.home import Home
@@ -66,15 +67,16 @@ class RandomStatistics(LocalTraining):
     def check_task(self, task: Task) -> None:
         super().check_task(task)
         kind = getattr(getattr(task, "adapters", None), "kind", None)
-        if kind != "fed_rdn":
-            raise ValueError(f"fed_rdn normalises images in the network; the task has adapters={kind or 'none'}: set "
-                             "adapters=fed_rdn")  # fmt: skip
         padded = getattr(task, "resize", "") == "pad" or getattr(task, "spacing", None) is not None
-        if padded and getattr(task, "class_labels", False):
-            raise ValueError(
-                "fed_rdn measures all pixels, also the edge that resize=pad (of volumes spacing) puts around an image "
-                "for classification; set resize to 'stretch' or 'crop', of volumes leave out spacing"
-            )
+        refuse({
+            f"fed_rdn normalises images in the network; the task has adapters={kind or 'none'}: set adapters=fed_rdn": (
+                kind != "fed_rdn"
+            ),
+            "fed_rdn measures all pixels, also the edge that resize=pad (of volumes spacing) puts around an image for "
+            "classification; set resize to 'stretch' or 'crop', of volumes leave out spacing": (
+                padded and getattr(task, "class_labels", False)
+            ),
+        })  # fmt: skip
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         norm: Any = model.get_submodule(NORM)

@@ -17,12 +17,13 @@ import numpy as np
 import torch
 
 from fairflare.base.acting import OnlyWith, only_with
+from fairflare.base.checks import refuse_if
 from fairflare.base.settings import NonNegative, settings
 from fairflare.core.aggregation.fair_rules import variance_slopes
 from fairflare.core.statistics.group_metrics import positives
 from fairflare.exchange.messages import BySite
 from fairflare.methods.base.catalog import Method
-from fairflare.methods.base.reports import Field, ReportError
+from fairflare.methods.base.reports import Field
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.base.saved import Saved
 from fairflare.methods.base.training import LocalTraining, SiteRun, criterion_losses
@@ -165,11 +166,10 @@ class FlexFair(Rule):
         count, rows = len(report[GROUP_LOSSES.name] or ()), report["rows"]
         most = 1 if self.flexfair_measure == "equal_accuracy" else MOST_GROUPS  # largest number of columns (classes)
         fits = not (rows % 1 or count % rows) and count <= most * rows and (rows == 1 or self.flexfair_over != "sites")
-        if count and not fits:
-            raise ReportError(
-                f"site {site!r}: field 'group_losses' has {count} entries; expected is a multiple of "
-                f"'rows' = {rows:g} (one for all images, one for each group of people); {ALIKE}"
-            )
+        refuse_if(site, {
+            f"field 'group_losses' has {count} entries; expected is a multiple of 'rows' = {rows:g} (one for all "
+            f"images, one for each group of people); {ALIKE}": count > 0 and not fits,
+        })  # fmt: skip
         return report
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
@@ -197,27 +197,24 @@ class FlexFair(Rule):
 
     def _tables(self, inputs: RoundInputs) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, np.ndarray[Any, Any]]]:
         """Return losses and numbers of images by row and class of each site whose report has most sites' shape."""
-        names = (GROUP_LOSSES.name, GROUP_IMAGES.name)
-        form = {s: (inputs.reports[s]["rows"], len(inputs.reports[s][names[0]] or ())) for s in inputs.sites}
+        reports = inputs.reported(GROUP_LOSSES.name)
+        form = {s: (inputs.reports[s]["rows"], len(reported or ())) for s, reported in reports.items()}
         most = Counter(
             shape for shape in form.values() if shape[1] and not (shape[0] % 1 or shape[1] % shape[0])
         ).most_common(1)
         if not most:
             return {}, {}
         rows, cells = most[0][0]
-        alike = [site for site in inputs.sites if form[site] == (rows, cells)]
-        reported = {s: {name: np.asarray(inputs.reports[s][name], float) for name in names} for s in alike}
-        every = {site: arrays[names[0]].copy() for site, arrays in reported.items()}
+        every = {site: np.asarray(reports[site], float) for site in inputs.sites if form[site] == (rows, cells)}
+        losses = {site: table.copy().reshape(int(rows), -1) for site, table in every.items()}
+        images = {s: np.asarray(inputs.reports[s][GROUP_IMAGES.name], float).reshape(int(rows), -1) for s in every}
         for cell in range(cells):
             known = {site: float(table[cell]) for site, table in every.items() if math.isfinite(table[cell])}
             others = [
                 loss for table in every.values() for loss in np.delete(table, cell).tolist() if math.isfinite(loss)
             ]
-            for site, loss in inputs.moderated(known, names[0], others).items() if known else ():
-                reported[site][names[0]][cell] = loss
-        losses, images = (
-            {site: arrays[name].reshape(int(rows), -1) for site, arrays in reported.items()} for name in names
-        )
+            for site, loss in inputs.moderated(known, GROUP_LOSSES.name, others).items() if known else ():
+                losses[site].flat[cell] = loss
         factors = bound_counts(inputs, {site: float(np.nansum(table[0])) for site, table in images.items()})
         return losses, {site: table * factors[site] for site, table in images.items()}
 

@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from fairflare.base.checks import refuse_if
 from fairflare.base.settings import NonNegative, Positive, settings
 from fairflare.core.statistics.group_metrics import exponentiate
+from fairflare.core.weighting import normalise
 from fairflare.methods.base.catalog import Method
-from fairflare.methods.base.reports import ReportError
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.base.saved import Saved
 from fairflare.methods.base.training import LocalTraining, SiteRun, criterion_losses
@@ -117,10 +118,7 @@ class GroupDRO(Rule):
 
     def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
         count, most = len(report["group_losses"] or ()), MOST_GROUPS if self.dro_attribute else 1
-        if count > most:
-            raise ReportError(
-                f"site {site!r}: field 'group_losses' has {count} entries, there are at most {most} groups"
-            )
+        refuse_if(site, {f"field 'group_losses' has {count} entries, there are at most {most} groups": count > most})
         return report
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
@@ -141,8 +139,8 @@ class GroupDRO(Rule):
         details = {"q": dict(self._q)}
         if self.dro_attribute:
             return Weighing(sites=sample_weights(inputs), details=details)
-        held = {site: self._q.get(site, 1 / len(inputs.sites)) for site in inputs.sites}
-        return Weighing(sites={site: q / math.fsum(held.values()) for site, q in held.items()}, details=details)
+        weights = normalise({site: self._q.get(site, 1 / len(inputs.sites)) for site in inputs.sites})
+        return Weighing(sites=weights, details=details)
 
     def _pool_groups(self, inputs: RoundInputs) -> tuple[dict[str, float], dict[str, float]]:
         """Return mean loss and number of images, over all sites, of each group that at least one site reports.

@@ -120,7 +120,7 @@ class Scaffold(SumOfKept, SendsBeside):
         return dict(self._control)
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        reported = {site: inputs.reports[site]["rate_sum"] for site in inputs.sites}
+        reported = inputs.reported("rate_sum")
         # A falsely small sum would make the change of c large; a falsely large one makes it small.
         least = inputs.moderated(
             {site: min(rate, median(reported.values())) for site, rate in reported.items()}, "rate_sum"

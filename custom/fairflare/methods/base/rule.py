@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -68,6 +67,10 @@ class RoundInputs:
     updates: bool = False  # whether ``states`` are updates and not models
     suppressed: Mapping[str, Collection[str]] = field(default_factory=dict)  # fields that a site withholds, by site
     seed: int = 0  # seed of the run; 0 under stock controllers, which have none
+
+    def reported(self, name: str) -> dict[str, Any]:
+        """Return the value of the report's field ``name`` by site of the round."""
+        return {site: self.reports[site][name] for site in self.sites}
 
     def changing(self, state: State) -> State:
         """Return the tensors of a state that training can change, as a mapping that reads each tensor at access."""
@@ -354,8 +357,3 @@ def anchor_fields(rule: type[Rule]) -> tuple[Field, ...]:
 def sample_weights(inputs: RoundInputs) -> SiteWeights:
     """Return each site's share n_k / sum n of the training samples of the round's sites."""
     return normalise({site: float(inputs.num_samples[site]) for site in inputs.sites})
-
-
-def enter_run(rule: Rule, memory_folder: Path, *, secure: bool) -> None:
-    """Tell a rule, before its run begins, where it may keep large data, and whether the run has secure sums."""
-    rule.memory_folder, rule.secure = memory_folder, secure

@@ -12,7 +12,7 @@ from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.aspect import FINETUNING, NORMS, refusals
 from fairflare.base.checks import refuse, true_texts
 from fairflare.base.machine.computing import Precision
-from fairflare.base.settings import BelowOne, Flag, NonNegative, Positive, PositiveInt, settings
+from fairflare.base.settings import BelowOne, Flag, NonNegative, Positive, PositiveInt, field_names, settings
 from fairflare.core import losses
 from fairflare.core.features.parts import names_in
 from fairflare.exchange.sent_tensors import check_exchange
@@ -249,6 +249,11 @@ def class_counts(training: LocalTraining, run: SiteRun, needs: str = "") -> torc
         remedy = "" if needs else "set criterion to 'task' or "
         raise SiteError(f"site {run.site!r}: {needed}; {remedy}choose a classification task")
     return counts
+
+
+def shared_settings(training: LocalTraining) -> dict[str, Any]:
+    """Return those settings of a site half that every site half has, by name."""
+    return {name: getattr(training, name) for name in field_names(LocalTraining)}
 
 
 def check_parts(run: SiteRun, model: torch.nn.Module, parts: Sequence[str], problem: str) -> None:

@@ -10,11 +10,19 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from fairflare.base.cases.floor import all_records
-from fairflare.base.settings import Flag, Whole, field_names, settings
+from fairflare.base.settings import Flag, Whole, settings
 from fairflare.base.task import Proxy, evaluating
 from fairflare.core.features.parts import HEAD, only
 from fairflare.methods.base.local_loop import Trained
-from fairflare.methods.base.training import LocalTraining, SiteRun, check_parts, class_counts, criterion_loss, refuse_at
+from fairflare.methods.base.training import (
+    LocalTraining,
+    SiteRun,
+    check_parts,
+    class_counts,
+    criterion_loss,
+    refuse_at,
+    shared_settings,
+)
 
 if TYPE_CHECKING:
     from fairflare.base.task import Batch, SiteData
@@ -105,9 +113,8 @@ class ClassifierRetraining(LocalTraining):
         directive = directives.get(DIRECTIVE)
         if directive is None:
             return training
-        usual = {name: getattr(training, name) for name in field_names(LocalTraining)}
         plain = {"criterion": "task", "schedule": "constant", "lowest_rate": None, "keep_optimizer_state": False}
-        return cls(**{**usual, **plain, "unlabelled": "", **dict(directive)})
+        return cls(**{**shared_settings(training), **plain, "unlabelled": "", **dict(directive)})
 
     def sends(self, names: Iterable[str]) -> list[str]:
         return classifier_names(names)

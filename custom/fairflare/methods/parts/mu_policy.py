@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from fairflare.base.checks import list_names
+from fairflare.base.checks import list_names, true_texts
 from fairflare.base.settings import Fraction, NonNegative, Part, Positive, settings
 from fairflare.core.agents.mu_rewards import (
     CAPACITY,
@@ -93,10 +93,9 @@ class MuPolicy(KeepsState, Part):
 
 def _accuracy(inputs: RoundInputs) -> float | None:
     """Return the received model's accuracy over all sites' validation images; ``None``: no site measured it."""
-    reports = {site: inputs.reports[site] for site in inputs.sites}
-    counts = {site: report["num_validation"] for site, report in reports.items()}  # a withheld count is NaN
+    counts = inputs.reported("num_validation")  # a withheld count is NaN
     return global_accuracy(
-        {site: report["global_accuracy"] for site, report in reports.items()},
+        inputs.reported("global_accuracy"),
         {site: 0.0 if math.isnan(count) else count for site, count in counts.items()},
     )
 
@@ -240,18 +239,19 @@ class QMixMu(MuPolicy):
         return {name: value for name, value in values.items() if value is not None}
 
     def _observations(self, inputs: RoundInputs) -> dict[str, Sequence[float]]:
-        seen: dict[str, Sequence[float]] = {}
         reports = {site: inputs.reports[site] for site in inputs.sites}
-        self._classes = max([self._classes, *(int(report["num_classes"] or 1) for report in reports.values())])
-        self._entropy |= {site: r["entropy"] for site, r in reports.items() if r["entropy"] is not None}
+        self._classes = max([self._classes, *(int(count or 1) for count in inputs.reported("num_classes").values())])
+        self._entropy |= {site: value for site, value in inputs.reported("entropy").items() if value is not None}
         total = sum(inputs.num_samples[site] for site in reports)
-        for site, report in reports.items():
-            entropy = self._entropy.get(site)
-            if entropy is not None:  # sites may report different numbers of classes
-                entropy = max(entropy, -math.log(self._classes))
-            measured = inputs.num_samples[site] / total, report["accuracy"], report["train_loss"]
-            seen[site] = observation(entropy, *measured, num_classes=self._classes)
-        return seen
+        least = -math.log(self._classes)  # sites may report different numbers of classes
+        entropy = {site: max(value, least) for site, value in self._entropy.items()}
+        return {
+            site: observation(
+                entropy.get(site), inputs.num_samples[site] / total, report["accuracy"], report["train_loss"],
+                num_classes=self._classes,
+            )
+            for site, report in reports.items()
+        }  # fmt: skip
 
     def _new_agents(self, names: set[str], seed: int) -> QMix:
         from fairflare.core.qmix import QMix
@@ -269,13 +269,12 @@ class QMixMu(MuPolicy):
 
     def _warn(self, num_rounds: int) -> None:
         rounds = learning_rounds(num_rounds, self.warmup)
-        if rounds < FEWEST:
-            self.warnings.append(
-                f"the agents that choose mu can learn in {rounds} of {num_rounds} rounds ({rounds * self.updates} "
-                f"updates; each round from the third on gives a transition, the first update needs {self._warmup} of "
-                f"them), so they hardly do better than chance; take at least {self.enough} rounds, or a policy "
-                "without agents ('bandit', 'fixed', 'random')"
-            )
+        self.warnings += true_texts({
+            f"the agents that choose mu can learn in {rounds} of {num_rounds} rounds ({rounds * self.updates} "
+            f"updates; each round from the third on gives a transition, the first update needs {self._warmup} of "
+            f"them), so they hardly do better than chance; take at least {self.enough} rounds, or a policy "
+            "without agents ('bandit', 'fixed', 'random')": rounds < FEWEST,
+        })  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "agents": None if self._agents is None else self._agents.state_dict()}

@@ -120,10 +120,11 @@ class SitePrior:
         Cached features of the prior network belong to the unaugmented images, so they are not used for ``changed``
         (augmented) inputs.
         """
-        if self.cache is not None and run.batch is not None and not changed:
-            known = self.cache.features[run.batch].to(run.device)
-        else:
-            known = self.network(inputs)
+        known = (
+            self.cache.features[run.batch].to(run.device)
+            if self.cache is not None and run.batch is not None and not changed
+            else self.network(inputs)
+        )
         run_head: Any = getattr(model, "project", model.projector)  # a method ``project`` is used in its place
         return prior_distance(run_head(features), known)
 

@@ -17,12 +17,13 @@ import numpy as np
 import torch
 
 from fairflare.base.acting import OnlyWith, only_with
-from fairflare.base.checks import refuse_if
+from fairflare.base.checks import refuse, refuse_if
 from fairflare.base.settings import NonNegative, NonNegativeInt, Positive, PositiveInt, settings
 from fairflare.core.features.federated_features import classifier_gradient, match_features, retrain_classifier
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import CLASSES, TRAINING, Field
 from fairflare.methods.base.rule import MakesTensors, RoundInputs, State, Weighing, sample_weights
+from fairflare.methods.base.saved import Own
 from fairflare.methods.bsm import JOB, LEARNS
 from fairflare.methods.parts.class_gradients import MADE, REPORTED, ClassGradientTraining
 
@@ -72,15 +73,16 @@ class CReFF(MakesTensors):
 
     weighs: ClassVar[bool] = False  # the reports serve the second classifier, not the weights
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._classifier: tuple[torch.Tensor, torch.Tensor] | None = None  # classifier sent in this round
-        self._made: dict[str, torch.Tensor] = {}
-        self.federated: torch.Tensor | None = None
+    _classifier = Own[tuple[torch.Tensor, torch.Tensor] | None](lambda: None)  # classifier sent in this round
+    _made = Own(dict[str, torch.Tensor])
+    federated = Own[torch.Tensor | None](lambda: None)
 
     def check_run(self, num_rounds: int, task: Task | None) -> None:
-        if task is not None and task.has_classes is False:
-            raise ValueError("CReFF needs a classification task, since it weights sites by class")
+        refuse({
+            "CReFF needs a classification task, since it weights sites by class": (
+                task is not None and task.has_classes is False
+            ),
+        })  # fmt: skip
 
     def made(self) -> dict[str, torch.Tensor]:
         return self._made
@@ -88,11 +90,10 @@ class CReFF(MakesTensors):
     def begin_round(self, received: State) -> None:
         """Store the second classifier that the sites receive; raise ``ValueError`` when the network has none."""
         names = [MADE + part for part in ("weight", "bias")]
-        if not all(name in received for name in names):
-            raise ValueError(
-                "CReFF needs a second classifier in the network; set retrained_head=true of the task, and let "
-                "exchange match its tensors 'retrained.*'"
-            )
+        refuse({
+            "CReFF needs a second classifier in the network; set retrained_head=true of the task, and let exchange "
+            "match its tensors 'retrained.*'": not received.keys() >= {*names},
+        })  # fmt: skip
         self._classifier = received[names[0]], received[names[1]]
 
     def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from fairflare.core.weighting import normalise
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.home import Home, last_kept
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
-from fairflare.methods.base.saved import Saved
+from fairflare.methods.base.saved import Own, Saved
 from fairflare.methods.base.training import LocalTraining, SiteRun
 
 SIGNS, ROUNDS = "signs", "rounds"  # names of a site's history in its store, and of the number of rounds in the history
@@ -95,10 +95,7 @@ class FedHEAL(Rule):
 
     _weights = Saved(dict[str, float])
     _momentum = Saved(dict[str, float])
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._entries: Made | None = None  # shares of the weight behind each entry, until the model is moved
+    _entries = Own[Made | None](lambda: None)  # shares of the weight behind each entry, until the model is moved
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         start, states, sites = inputs.start(self), inputs.states, inputs.sites

@@ -20,13 +20,14 @@ from dataclasses import field
 from typing import Any, ClassVar, Literal
 
 from fairflare.base.acting import OnlyWith, only_with
-from fairflare.base.checks import few, true_texts
+from fairflare.base.checks import few, refuse, true_texts
 from fairflare.base.settings import settings
 from fairflare.core.agents.mu_rewards import INITIAL_MU
 from fairflare.exchange.messages import BySite
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import NO_IMAGES, TRAINING, VALIDATION, Field, ReportError
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
+from fairflare.methods.base.saved import Own
 from fairflare.methods.fed_prox import JOB
 from fairflare.methods.parts.fair_training import FairProximalTraining
 from fairflare.methods.parts.mu_policy import SHOWN, MuPolicy, QMixMu
@@ -117,9 +118,7 @@ class FedMRL(Rule):
     mean_loss: Literal["mean", "weighted", "sum"] = "mean"
     fair_mean: Literal["winsorised", "plain"] = "winsorised"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._mean: float | None = None
+    _mean = Own[float | None](lambda: None)
 
     def follows_num_rounds(self) -> list[str]:
         return ["mu_policy"] if self.mu_policy.follows_num_rounds else []
@@ -147,12 +146,13 @@ class FedMRL(Rule):
         return "its map compares the sites' models (weighting=samples does not)" * self.weighting.needs_received
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        if inputs.received is None and (self.weighting.needs_received or self.mu_policy.tells):
-            raise RuntimeError(
-                "FedMRL's map needs the model that the sites received, and its agents tell the sites mu, which a stock "
-                "controller does not do; run it with fairflare.flare.controller.RoundsController, or set "
-                "weighting=BySamples() and mu_policy=FixedMu()"
-            )
+        refuse({
+            "FedMRL's map needs the model that the sites received, and its agents tell the sites mu, which a stock "
+            "controller does not do; run it with fairflare.flare.controller.RoundsController, or set "
+            "weighting=BySamples() and mu_policy=FixedMu()": (
+                inputs.received is None and (self.weighting.needs_received or self.mu_policy.tells)
+            ),
+        }, RuntimeError)  # fmt: skip
         self.weighting.memory_folder = self.memory_folder
         weights, details = self.weighting.weigh(inputs)
         warnings = _warn_of_clamp(inputs)

@@ -12,8 +12,8 @@ from fairflare.base import checks
 T = TypeVar("T")
 
 
-class Saved(cached_property[T]):
-    """Declare an attribute of a :class:`KeepsState` that is saved after each round: ``_weights = Saved(dict)``.
+class Own(cached_property[T]):
+    """Declare an attribute that is no setting, has a first value and is not saved: ``_names = Own(list[str])``.
 
     Args:
         first: function that makes the attribute's first value, for each object anew.
@@ -21,6 +21,10 @@ class Saved(cached_property[T]):
 
     def __init__(self, first: Callable[[], T]) -> None:
         super().__init__(lambda keeper: first())
+
+
+class Saved(Own[T]):
+    """Declare such an attribute of a :class:`KeepsState` that is saved after each round."""
 
     def __set_name__(self, owner: type[KeepsState], name: str) -> None:
         super().__set_name__(owner, name)

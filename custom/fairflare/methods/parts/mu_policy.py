@@ -28,7 +28,7 @@ from fairflare.core.agents.mu_rewards import (
 )
 from fairflare.core.agents.thompson import standardise, thompson
 from fairflare.methods.base.rule import RoundInputs
-from fairflare.methods.base.saved import KeepsState, Saved
+from fairflare.methods.base.saved import KeepsState, Own, Saved
 
 if TYPE_CHECKING:
     from fairflare.core.qmix import QMix
@@ -65,9 +65,7 @@ class MuPolicy(KeepsState, Part):
 
     follows_num_rounds: ClassVar[bool] = False
     _mu = Saved(dict[str, float])
-
-    def __post_init__(self) -> None:
-        self.warnings: list[str] = []
+    warnings = Own(list[str])
 
     @property
     def tells(self) -> bool:
@@ -166,8 +164,8 @@ class BanditMu(MuPolicy):
         self._used = self.directives(inputs.sites)
         gains = standardise([earned for earned, _ in self._past])
         for site in inputs.sites:
-            used = [mu.get(site) for _, mu in self._past]
-            earned = [[gain for gain, mu in zip(gains, used, strict=True) if mu == action] for action in self.actions]
+            used = [(gain, mu.get(site)) for gain, (_, mu) in zip(gains, self._past, strict=True)]
+            earned = [[gain for gain, mu in used if mu == action] for action in self.actions]
             draws = random.Random(f"{inputs.seed}/{site}/{inputs.current_round}")
             self._mu[site] = self.actions[thompson(earned, draws)]
         return values
@@ -210,10 +208,7 @@ class QMixMu(MuPolicy):
     _classes = Saved(lambda: 1)
     _steps = Saved(int)  # number of decisions after which the exploration rate has reached its minimum
     _warmup = Saved(lambda: QMixMu.warmup)  # number of transitions in the warm-up, limited by the length of this run
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._agents: QMix | None = None
+    _agents = Own["QMix | None"](lambda: None)
 
     def accepts(self, site: str) -> str:
         if self._agents is None or site in self._agents.agents:
@@ -228,7 +223,13 @@ class QMixMu(MuPolicy):
             self._steps = round(self.explore * inputs.num_rounds)
             self._warmup = warmup_in(inputs.num_rounds, self.warmup)
             self._agents = self._new_agents({*inputs.asked, *inputs.sites}, inputs.seed)
-            self._warn(inputs.num_rounds)
+            rounds = learning_rounds(inputs.num_rounds, self.warmup)
+            self.warnings += true_texts({
+                f"the agents that choose mu can learn in {rounds} of {inputs.num_rounds} rounds "
+                f"({rounds * self.updates} updates; each round from the third on gives a transition, the first update "
+                f"needs {self._warmup} of them), so they hardly do better than chance; take at least {self.enough} "
+                "rounds, or a policy without agents ('bandit', 'fixed', 'random')": rounds < FEWEST,
+            })  # fmt: skip
         accuracy = _accuracy(inputs)
         earned = None if accuracy is None else reward(accuracy, self.zeta)
         values: dict[str, float | None] = {"reward": earned, "epsilon": self._agents.epsilon}
@@ -266,15 +267,6 @@ class QMixMu(MuPolicy):
     def enough(self) -> int:
         """Return the number of rounds that a run needs for its agents to learn in at least :data:`FEWEST` rounds."""
         return next(rounds for rounds in count(1) if learning_rounds(rounds, self.warmup) >= FEWEST)
-
-    def _warn(self, num_rounds: int) -> None:
-        rounds = learning_rounds(num_rounds, self.warmup)
-        self.warnings += true_texts({
-            f"the agents that choose mu can learn in {rounds} of {num_rounds} rounds ({rounds * self.updates} "
-            f"updates; each round from the third on gives a transition, the first update needs {self._warmup} of "
-            f"them), so they hardly do better than chance; take at least {self.enough} rounds, or a policy "
-            "without agents ('bandit', 'fixed', 'random')": rounds < FEWEST,
-        })  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "agents": None if self._agents is None else self._agents.state_dict()}

@@ -93,8 +93,8 @@ class CGSV(Downloads):
         before = {site: known.get(site, entry) for site in sites}
         weights = inputs.remembered(normalise(before) if known else sample_weights(inputs))
         cosines = cosines_of(inputs.whole_gram(self), weights, leave_out=False)
-        turned = any(cosines.values())  # if all cosines are 0, the summed update has no direction
-        after = cgsv_reputations(before, cosines, self.cgsv_alpha) if turned else before
+        # If all cosines are 0, the summed update has no direction.
+        after = cgsv_reputations(before, cosines, self.cgsv_alpha) if any(cosines.values()) else before
         shares = cgsv_shares(after, self.cgsv_beta)
         if any(after.values()):  # all are 0 in a first round whose summed update has no direction
             self._reputations = whole({**known, **after})
@@ -105,8 +105,7 @@ class CGSV(Downloads):
 
     def part(self, change: State, share: float) -> dict[str, torch.Tensor]:
         parts: dict[str, torch.Tensor] = {}
-        for name in change:
-            tensor = change[name]
+        for name, tensor in change.items():
             parts |= pack_entries(name, tensor, largest(tensor, math.ceil(share * tensor.numel())))
         return parts
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import torch
 
+from fairflare.base.checks import refuse
 from fairflare.base.settings import NonNegative, PositiveInt, settings
 from fairflare.exchange.messages import clean_state
 from fairflare.methods.base.catalog import Method
@@ -45,11 +46,10 @@ class DittoTraining(LocalTraining):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if None not in (self.local_steps, self.personal_epochs):
-            raise ValueError(
-                f"local_steps={self.local_steps!r} is of the site's own model too; leave personal_epochs="
-                f"{self.personal_epochs!r} out"
-            )
+        refuse({
+            f"local_steps={self.local_steps!r} is of the site's own model too; leave personal_epochs="
+            f"{self.personal_epochs!r} out": None not in (self.local_steps, self.personal_epochs),
+        })  # fmt: skip
 
     @property
     def home(self) -> SecondModel:
@@ -88,8 +88,7 @@ class SecondModel(Home):
 
     def train(self, run: SiteRun, model: torch.nn.Module, received: State) -> None:
         """Train ``model``, which holds the site's own model, with the same seed as the common training."""
-        epochs = self.half.personal_epochs or self.half.local_epochs
-        own = {"local_epochs": epochs, "mu": self.half.ditto_lambda}
+        own = {"local_epochs": self.half.personal_epochs or self.half.local_epochs, "mu": self.half.ditto_lambda}
         own_half = TowardsReceived(**{**shared_settings(self.half), **own})
         own_half.train(replace(run, own=received, store=replace(run.store, prefix=OWN)), model)
 

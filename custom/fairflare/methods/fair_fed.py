@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fairflare.base.acting import OnlyWith, only_with
-from fairflare.base.checks import refuse_if
+from fairflare.base.checks import refuse, refuse_if
 from fairflare.base.settings import NonNegative, settings
 from fairflare.core.aggregation.fair_rules import fair_fed_gaps, fair_fed_weights
 from fairflare.core.statistics.group_metrics import gaps_of
@@ -49,20 +49,25 @@ class ReportAccuracy(ReportsScore, LocalTraining):
     fairfed_attribute: str = ""
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        facts = check_attribute(run, self.fairfed_attribute) if self.fairfed_attribute else {}
-        return {**super().check(run, model), **facts}
+        return {**check_attribute(run, self.fairfed_attribute), **super().check(run, model)}
 
     def check_task(self, task: Task) -> None:
         super().check_task(task)
-        if self.fairfed_attribute and not task.has_classes:
-            raise ValueError("fairfed_attribute needs a task with classes; leave it empty")
+        refuse({
+            "fairfed_attribute needs a task with classes; leave it empty": (
+                self.fairfed_attribute and not task.has_classes
+            ),
+        })  # fmt: skip
 
     def made_of(self, name: str) -> tuple[str, ...]:
         return TRAINING if name == "accuracy" and self.fairfed_mode == "fedism" else VALIDATION
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
-        original = self.fairfed_mode == "original"  # whose images the site has just evaluated the received model on
-        accuracy = score_in(run, run.metrics) if original else score(self, run, model, "training", balanced=True)
+        accuracy = (
+            score_in(run, run.metrics)  # the site has just evaluated the received model on the validation images
+            if self.fairfed_mode == "original"
+            else score(self, run, model, "training", balanced=True)
+        )
         run.own = {"accuracy": accuracy}
         if self.fairfed_attribute:
             counts = confusions(run, model, self.fairfed_attribute, "validation").reshape(-1).tolist()
@@ -132,8 +137,11 @@ class FairFed(Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.fairfed_attribute and self.fairfed_mode != "original":
-            raise ValueError(f"fairfed_attribute needs fairfed_mode='original', got {self.fairfed_mode!r}")
+        refuse({
+            f"fairfed_attribute needs fairfed_mode='original', got {self.fairfed_mode!r}": (
+                self.fairfed_attribute and self.fairfed_mode != "original"
+            ),
+        })  # fmt: skip
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         shares = sample_weights(inputs)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fairflare.base.checks import group_by_key
+from fairflare.base.checks import group_by_key, refuse
 from fairflare.base.settings import BelowOne, Flag, settings
 from fairflare.core.states import Made, State
 from fairflare.core.weighting import normalise
@@ -57,13 +57,11 @@ class GroupAdapters(ByPeople, LocalTraining):
     def check_task(self, task: Task) -> None:
         super().check_task(task)
         kind = getattr(getattr(task, "adapters", None), "kind", None)
-        if kind != "fair_lora":
-            raise ValueError(
-                f"fair_lora trains adapters by group of people; the task has adapters={kind or 'none'}: set "
-                "adapters=fair_lora, and adapters.groups to the number of groups"
-            )
-        if not self.fairlora_attribute:
-            raise ValueError("fair_lora needs fairlora_attribute, an attribute that the datalists declare")
+        refuse({
+            f"fair_lora trains adapters by group of people; the task has adapters={kind or 'none'}: set "
+            "adapters=fair_lora, and adapters.groups to the number of groups": kind != "fair_lora",
+            "fair_lora needs fairlora_attribute, an attribute that the datalists declare": not self.fairlora_attribute,
+        })  # fmt: skip
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         from fairflare.core.features.group_adapter import adapters_of

@@ -74,8 +74,8 @@ class FedAWA(Rule):
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         gram = inputs.whole_gram(self, model=True)
-        begun = {site: math.log(inputs.num_samples[site]) for site in inputs.sites}
-        scores = torch.tensor([self._scores.get(site, start) for site, start in begun.items()], dtype=torch.float64)
+        first = [self._scores.get(site, math.log(inputs.num_samples[site])) for site in inputs.sites]
+        scores = torch.tensor(first, dtype=torch.float64)
         adam = torch.optim.Adam([scores.requires_grad_()], lr=self.awa_rate, betas=(0.5, 0.999))
         for _ in range(self.awa_steps):
             adam.zero_grad()

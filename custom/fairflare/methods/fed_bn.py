@@ -35,8 +35,7 @@ class FedBNTraining(LocalTraining):
 
     @property
     def home(self) -> Home:
-        doc = "scale, shift and running statistics of the norms (`norms`: which kinds)"
-        return Home(self, self._list_norms, doc)
+        return Home(self, self._list_norms, "scale, shift and running statistics of the norms (`norms`: which kinds)")
 
     def _list_norms(self, model: torch.nn.Module) -> list[str]:
         if self.norms == "auto":

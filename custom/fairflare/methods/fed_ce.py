@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from fairflare.base.checks import refuse
 from fairflare.base.settings import Flag, NonNegative, settings
 from fairflare.core.aggregation.fair_rules import contributions, finite_or_mean, minus_state
 from fairflare.core.aggregation.updates import cosines as cosines_of
@@ -139,11 +140,10 @@ class FedCE(Rule):
         )
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        if inputs.received is None:
-            raise RuntimeError(
-                "FedCE tells every site its coefficient, which a stock controller does not do; run it with "
-                "fairflare.flare.controller.RoundsController (or FLARE's own FedCE recipe)"
-            )
+        refuse({
+            "FedCE tells every site its coefficient, which a stock controller does not do; run it with "
+            "fairflare.flare.controller.RoundsController (or FLARE's own FedCE recipe)": inputs.received is None,
+        }, RuntimeError)  # fmt: skip
         sites = inputs.sites
         entry = 1 / (len(self._coefficients) + 1) if self._coefficients else 1 / len(sites)
         before = {site: self._coefficients.get(site, entry) for site in sites}

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 
+from fairflare.base.checks import refuse
 from fairflare.base.settings import Flag, Positive, settings
 from fairflare.core.weighting import fedga_weights, normalise
 from fairflare.methods.base.catalog import Method
@@ -87,11 +88,12 @@ class FedGA(Rule):
         return ["shrinking"] if self.shrinking else []
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        if self.shrinking and inputs.received is None:
-            raise RuntimeError(
-                "FedGA's step shrinks over the rounds, whose number a stock controller does not say; set "
-                "shrinking=False, or run it with fairflare.flare.controller.RoundsController"
-            )
+        refuse({
+            "FedGA's step shrinks over the rounds, whose number a stock controller does not say; set "
+            "shrinking=False, or run it with fairflare.flare.controller.RoundsController": (
+                self.shrinking and inputs.received is None
+            ),
+        }, RuntimeError)  # fmt: skip
         step = self.step_of(inputs.current_round, inputs.num_rounds, len({*self._weights, *inputs.sites}))
         gaps = inputs.reported("gap")
         self._weights = inputs.remembered(fedga_weights(self._weights, gaps, step, centre=self.centred))

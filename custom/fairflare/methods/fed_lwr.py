@@ -21,7 +21,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fairflare.base.checks import refuse_if
+from fairflare.base.checks import refuse, refuse_if
 from fairflare.base.settings import Fraction, NonNegativeInt, settings
 from fairflare.core.features.adapting import outline_of
 from fairflare.core.features.layers import layers_of
@@ -81,19 +81,17 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
     def __post_init__(self) -> None:
         super().__post_init__()
         low, high = self.setting("clip_min"), self.setting("clip_max")
-        if not low < high:
-            raise ValueError(f"clip_min must be < clip_max, got {low!r} and {high!r}")
+        refuse({f"clip_min must be < clip_max, got {low!r} and {high!r}": not low < high})
 
     def asks_about_anchor(self, current_round: int) -> bool:
         return bool(current_round >= self.setting("warmup_rounds"))
 
     def check_run(self, num_rounds: int, task: Task | None) -> None:
         warmup = self.setting("warmup_rounds")
-        if warmup >= num_rounds:
-            raise ValueError(
-                f"warmup_rounds={warmup} (preset {self.preset!r}) leaves none of the {num_rounds} round(s) to Fed-LWR: "
-                f"give more than {warmup} rounds, or a smaller warmup_rounds"
-            )
+        refuse({
+            f"warmup_rounds={warmup} (preset {self.preset!r}) leaves none of the {num_rounds} round(s) to Fed-LWR: "
+            f"give more than {warmup} rounds, or a smaller warmup_rounds": warmup >= num_rounds,
+        })  # fmt: skip
         if task is not None and self.only_layer is not None:  # the network is built only if needed
             self.begin_round(outline_of(task).state_dict())
 
@@ -105,8 +103,11 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
     def check_anchor_report(self, report: dict[str, Any], site: str, layers: Sequence[str]) -> dict[str, Any]:
         names = report["layers"]
         odd = [name[:80] for name in sorted(set(names) ^ set(layers))[:3]]
-        differs = bool(odd) or len(set(names)) != len(names)
-        refuse_if(site, {f"field 'layers' does not name the model's layers (differs in {odd})": differs})
+        refuse_if(site, {
+            f"field 'layers' does not name the model's layers (differs in {odd})": (
+                bool(odd) or len(set(names)) != len(names)
+            ),
+        })  # fmt: skip
         return {name: dict(zip(names, report[name], strict=True)) for name in ("cka", "dissimilarity")}
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
@@ -120,9 +121,8 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
         scores = fill_scores(known, inputs.sites, layers)  # 1 - delta
         shared = scores if self.only_layer is None else spread_layer(scores, layers, self.only_layer)
         bounds = {name: self.setting(name) for name in ("clip_min", "clip_max")}
-        weights, mix = dissimilarity_weights(shared, **bounds), self.setting("mix")  # Eq. 5
-        if mix:
-            weights = {layer: mixed(by, mix) for layer, by in weights.items()}
+        by_layer, mix = dissimilarity_weights(shared, **bounds), self.setting("mix")  # Eq. 5
+        weights = {layer: mixed(by, mix) for layer, by in by_layer.items()} if mix else by_layer
         return Weighing(layers=weights, record=self._record(inputs, scores, weights))
 
     def _record(self, inputs: RoundInputs, scores: Scores, weights: LayerWeights) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
@@ -23,6 +24,7 @@ from pydantic import Field as Bounds
 
 from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.cases.floor import all_records
+from fairflare.base.checks import refuse
 from fairflare.base.settings import Flag, NonNegative, PositiveInt, Text, settings
 from fairflare.core.priors import TIMM, RunningClassMean, rescue_factor
 from fairflare.core.weighting import rescue_weights
@@ -111,8 +113,9 @@ class RescueTraining(LocalTraining):
         weighed = bool(run.directives.get("rescue_factor"))
         if self.lambda_f > 0 or (weighed and self.rf_source == "prior"):
             # Cached prior features are of unaugmented images: cache none if no pass sees unaugmented images.
-            cached = self.cache_features and (weighed or not self.augment)
-            memory.prior = self._priors.open_site(run, model, cached=cached)
+            memory.prior = self._priors.open_site(
+                run, model, cached=self.cache_features and (weighed or not self.augment)
+            )
         if weighed:
             memory.during = RunningClassMean(len(class_counts(self, run, "Fed-MAS measures by class and needs")))
         if weighed or (memory.prior is not None and memory.prior.cache is not None):
@@ -165,11 +168,10 @@ class RescueTraining(LocalTraining):
         order = run.data.order("training")
         memory: _Rescue = run.own
         measured = None if memory.during is None else RunningClassMean(memory.during.num_classes)
-        seen = 0
+        numbers = iter(order or ())
         with evaluating(model):
             for inputs, targets in run.data.batches("training", batch_size=self.batch_size):
-                run.batch = None if order is None else order[seen : seen + len(inputs)]
-                seen += len(inputs)
+                run.batch = None if order is None else [*islice(numbers, len(inputs))]
                 if memory.prior is not None:
                     memory.prior.look(run, inputs)
                 if measured is None:
@@ -232,8 +234,11 @@ class FedMAS(Rule):
         return self.mas
 
     def check_run(self, num_rounds: int, task: Task | None) -> None:
-        if self.mas and task is not None and task.has_classes is False:
-            raise ValueError("Fed-MAS needs a classification task, since it weights sites by class")
+        refuse({
+            "Fed-MAS needs a classification task, since it weights sites by class": (
+                self.mas and task is not None and task.has_classes is False
+            ),
+        })  # fmt: skip
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         return {"rescue_factor": True} if self.mas else {}

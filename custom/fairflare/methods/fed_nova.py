@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from fairflare.base.acting import OnlyWith, only_with
-from fairflare.base.checks import refuse_if
+from fairflare.base.checks import refuse, refuse_if
 from fairflare.base.settings import Flag, NonNegative, settings
 from fairflare.core.aggregation.fair_rules import AccumulatedSteps, most_accumulated, nova_weights
 from fairflare.methods.base.catalog import Method
@@ -60,8 +60,11 @@ class NovaTraining(ProximalTraining):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.optimizer == "sgd" and self.learning_rate * self.mu >= 1:
-            raise ValueError(f"learning_rate * mu must be below 1, got {self.learning_rate!r} * {self.mu!r}")
+        refuse({
+            f"learning_rate * mu must be below 1, got {self.learning_rate!r} * {self.mu!r}": (
+                self.optimizer == "sgd" and self.learning_rate * self.mu >= 1
+            ),
+        })  # fmt: skip
 
     def step(
         self,
@@ -127,8 +130,8 @@ class FedNova(Steps):
         norms = inputs.moderated(inputs.reported("step_norm"), "step_norm")
         steps = None
         if self.effective_steps == "steps":
-            reported = {site: steps or norms[site] for site, steps in inputs.reported("num_steps").items()}
-            steps = inputs.moderated(reported, "num_steps")
+            reported = inputs.reported("num_steps")
+            steps = inputs.moderated({site: reported[site] or norm for site, norm in norms.items()}, "num_steps")
         weights, self.step = nova_weights(shares, norms, steps)
         return Weighing(sites=weights, buffers=shares, values={"step": self.step})
 

@@ -37,8 +37,9 @@ class OwnStatistics(Home):
         from fairflare.core.features.input_norm import pool_pixels
 
         state = super().begin(run, model, received)
-        missing = f"{NORM}.running_mean" not in state
-        refuse_at(run.site, {"fed_rdn needs a network of FairFlare's tasks, with adapters=fed_rdn": missing})
+        refuse_at(run.site, {
+            "fed_rdn needs a network of FairFlare's tasks, with adapters=fed_rdn": f"{NORM}.running_mean" not in state,
+        })  # fmt: skip
         if not int(state[f"{NORM}.num_batches_tracked"]):
             statistics = pool_pixels(run.data.batches("training", batch_size=self.half.batch_size))
             for name, value in zip(("running_mean", "running_var"), statistics or (), strict=False):
@@ -122,8 +123,8 @@ class FedRDN(FedAvg):
         return {TOLD: [self._statistics[site] for site in sorted(self._statistics)]}
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        by_site = {site: report["input_std"] for site, report in inputs.reports.items()}
-        known = {site: stds for site, stds in by_site.items() if stds and all(map(math.isfinite, stds))}
+        reported = inputs.reported("input_std")
+        known = {site: stds for site, stds in reported.items() if stds and all(map(math.isfinite, stds))}
         lengths = [len(stds) for stds in known.values()]
         channels = max(lengths, key=lengths.count, default=0)  # the number at most sites
         alike = {s: stds for s, stds in known.items() if len(stds) == channels}

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fairflare.base.acting import OnlyWith, only_with
-from fairflare.base.checks import refuse_if
+from fairflare.base.checks import refuse, refuse_if
 from fairflare.base.settings import NonNegative, settings
 from fairflare.core.aggregation.fair_rules import variance_slopes
 from fairflare.core.statistics.group_metrics import positives
@@ -70,18 +70,22 @@ class VariancePenalty(LocalTraining):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.flexfair_over != "sites" and not self.flexfair_attribute:
-            over = f"flexfair_over={self.flexfair_over!r}"
-            raise ValueError(f"{over} needs flexfair_attribute, an attribute that the datalists declare")
+        refuse({
+            f"flexfair_over={self.flexfair_over!r} needs flexfair_attribute, an attribute that the datalists declare": (
+                self.flexfair_over != "sites" and not self.flexfair_attribute
+            ),
+        })  # fmt: skip
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        facts = check_attribute(run, self.flexfair_attribute) if self.flexfair_attribute else {}
-        return {**super().check(run, model), **facts}
+        return {**check_attribute(run, self.flexfair_attribute), **super().check(run, model)}
 
     def check_task(self, task: Task) -> None:
         super().check_task(task)
-        if self.flexfair_measure != "equal_accuracy" and not task.has_classes:
-            raise ValueError(f"flexfair_measure={self.flexfair_measure!r} needs a task with classes")
+        refuse({
+            f"flexfair_measure={self.flexfair_measure!r} needs a task with classes": (
+                self.flexfair_measure != "equal_accuracy" and not task.has_classes
+            ),
+        })  # fmt: skip
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         tables = losses_by_group(self, run, model, self.flexfair_attribute, self._classes(run))

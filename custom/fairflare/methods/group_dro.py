@@ -53,8 +53,7 @@ class GroupWeighted(LocalTraining):
     dro_attribute: str = ""
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        facts = check_attribute(run, self.dro_attribute) if self.dro_attribute else {}
-        return {**super().check(run, model), **facts}
+        return {**check_attribute(run, self.dro_attribute), **super().check(run, model)}
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         tables = losses_by_group(self, run, model, self.dro_attribute, 1)
@@ -174,8 +173,7 @@ class GroupDRO(Rule):
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         if not self.dro_attribute or not self._told:
             return {}
-        groups = range(1 + max(map(int, self._told)))
-        return {WEIGHTS: [self._told.get(str(group), 1.0) for group in groups]}
+        return {WEIGHTS: [self._told.get(str(group), 1.0) for group in range(1 + max(map(int, self._told)))]}
 
 
 METHODS = [

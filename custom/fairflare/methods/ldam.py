@@ -48,8 +48,11 @@ class MarginTraining(LocalTraining):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.criterion != "task":
-            raise ValueError(f"criterion must be 'task', as LDAM has a loss of its own, got {self.criterion!r}")
+        refuse({
+            f"criterion must be 'task', as LDAM has a loss of its own, got {self.criterion!r}": (
+                self.criterion != "task"
+            ),
+        })  # fmt: skip
 
     def check_task(self, task: Task) -> None:
         super().check_task(task)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from fairflare.base.acting import OnlyWith, only_with
+from fairflare.base.checks import refuse
 from fairflare.base.settings import NonNegative, Positive, settings
 from fairflare.core.losses import model_contrastive_loss
 from fairflare.methods.base.catalog import Method
@@ -64,8 +65,11 @@ class ContrastiveTraining(LocalTraining):
 
     def check_task(self, task: Task) -> None:
         super().check_task(task)
-        if task.has_classes is False:
-            raise ValueError("MOON needs a classification task, since it compares the features of whole images")
+        refuse({
+            "MOON needs a classification task, since it compares the features of whole images": (
+                task.has_classes is False
+            ),
+        })  # fmt: skip
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         check_parts(run, model, ("embed", "head"), NEEDED)

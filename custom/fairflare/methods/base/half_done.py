@@ -167,10 +167,9 @@ class HalfDone:
         The same number of steps from the same fingerprint leads to the same model.
         """
         run = self.run
-        digest = hashlib.blake2b(digest_size=16)
         facts = (type(training).__name__, sorted(vars(training).items(), key=str), run.seed, run.num_rounds,
                  str(run.device), run.data.num_samples("training"))  # fmt: skip
-        digest.update(repr(facts).encode())
+        digest = hashlib.blake2b(repr(facts).encode(), digest_size=16)
         for name, tensor in _list_trained(self.model):
             digest.update(name.encode())
             digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())

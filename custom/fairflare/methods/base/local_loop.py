@@ -192,14 +192,14 @@ class LocalLoop:
         num_steps, losses = position.num_steps + position.steps, [*position.losses, position.loss]
         if run.skipped_steps:
             skipped = f"{run.skipped_steps} of {num_steps} steps of round {run.current_round} overflowed in float16"
-            remedy = "set precision to 'bf16' or 'fp32'"
-            refuse_at(
-                run.site, {f"{skipped}, so nothing was learned; {remedy}": run.skipped_steps == num_steps}, NotFinite
-            )
+            refuse_at(run.site, {
+                f"{skipped}, so nothing was learned; set precision to 'bf16' or 'fp32'": run.skipped_steps == num_steps,
+            }, NotFinite)  # fmt: skip
             log.warning("site %r: %s and were left out", run.site, skipped)
         # Save the moments only after the check of the model, and only finite ones: a broken round's moments would break
         # every later round, or (a square that overflowed) stop the update of its weights for good.
-        if training.keep_optimizer_state and _finite_moments(optimizer):
+        moments = filter(torch.is_tensor, (value for by_name in optimizer.state.values() for value in by_name.values()))
+        if training.keep_optimizer_state and all(bool(torch.isfinite(moment).all()) for moment in moments):
             run.store.save(MOMENTS, run.current_round, optimizer.state_dict())
         counted_steps = num_steps - run.skipped_steps - self.unsure
         idle = "" if counted_steps else "its training images gave no batch"
@@ -238,8 +238,9 @@ class LocalLoop:
         position.total = torch.as_tensor(position.total, dtype=torch.float64, device=run.device)
         # Reading a number from a GPU waits until all of its queued work is done.
         every = 1 if run.device.type == "cpu" else LOOKED_AT
-        data = run.data.batches("training", batch_size=training.batch_size, shuffle_seed=seed, augment=training.augment)
-        batches = iter(data)
+        batches = iter(
+            run.data.batches("training", batch_size=training.batch_size, shuffle_seed=seed, augment=training.augment)
+        )
         next(itertools.islice(batches, position.steps, position.steps), None)  # skip what is done; it may draw numbers
         progress.resume_random()
         for inputs, targets in itertools.islice(batches, None if most is None else most - position.steps):
@@ -280,20 +281,14 @@ class LocalLoop:
         run, loss = self.run, float(total)
         where = f"in round {run.current_round}, epoch {run.epoch}"
         by = "" if run.device.type == "cpu" else "by "
-        problems = {
+        refuse_at(run.site, {
             f"the training loss became {loss} {where}, {by}step {step}; lower learning_rate (now "
             f"{self.half.learning_rate:g}), set max_grad_norm, or look for extreme values in the images": (
                 not math.isfinite(loss)
             ),
             f"the gradients overflow in float16 at any scale {where}, step {step}; set precision to 'bf16' or 'fp32', "
             "or lower learning_rate": run.scale is not None and run.scale.exhausted,
-        }
-        refuse_at(run.site, problems, NotFinite)
-
-
-def _finite_moments(optimizer: torch.optim.Optimizer) -> bool:
-    moments = (value for by_name in optimizer.state.values() for value in by_name.values())
-    return all(bool(torch.isfinite(value).all()) for value in moments if isinstance(value, torch.Tensor))
+        }, NotFinite)  # fmt: skip
 
 
 def check_finite(run: SiteRun, model: torch.nn.Module) -> None:

@@ -120,11 +120,10 @@ class Field:
         withheld = value is None and self.name in suppressed
         if withheld and (self.nan_ok or self.home_ok):
             return [math.nan] * wanted if self.kind == "vector" else math.nan
-        missing = {
-            f"the field {self.name!r} is {SUPPRESSED} there: {TOO_FEW}": withheld,
-            f"the report lacks the field {self.name!r}": value is None,
-        }
-        refuse_if(site, missing if self.required else {})
+        refuse_if(site, {
+            f"the field {self.name!r} is {SUPPRESSED} there: {TOO_FEW}": withheld and self.required,
+            f"the report lacks the field {self.name!r}": value is None and self.required,
+        })  # fmt: skip
         if value is None:
             return None
         if self.kind == "array":

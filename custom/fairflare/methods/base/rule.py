@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 
+from fairflare.base.checks import refuse
 from fairflare.base.settings import settings
 from fairflare.core.aggregation.updates import gram
 from fairflare.core.states import Made
@@ -82,11 +83,12 @@ class RoundInputs:
         Raises:
             RuntimeError: the states are models, and the model that they started from is unknown (names the rule).
         """
-        if self.received is None and not self.updates:
-            raise RuntimeError(
-                f"{type(rule).__name__} needs to know how far each site went: have the sites send updates (params of "
-                "type DIFF), or run it with fairflare.flare.controller.RoundsController instead of a stock controller"
-            )
+        refuse({
+            f"{type(rule).__name__} needs to know how far each site went: have the sites send updates (params of type "
+            "DIFF), or run it with fairflare.flare.controller.RoundsController instead of a stock controller": (
+                self.received is None and not self.updates
+            ),
+        }, RuntimeError)  # fmt: skip
         return self.received
 
     def gram(self, rule: Rule, *, model: bool = False) -> dict[str, torch.Tensor]:

@@ -71,13 +71,11 @@ class _Features(Proxy):
     def batches(self, split: str, *, batch_size: int, shuffle_seed: int, augment: bool) -> Iterator[Batch]:
         """Yield batches of features and classes, drawn equally by class."""
         if self._looked is None or augment:
-            pairs, encode = [], cast("Callable[[torch.Tensor], torch.Tensor]", self._model.embed)
+            encode = cast("Callable[[torch.Tensor], torch.Tensor]", self._model.embed)
             images = self._inner.batches(split, batch_size=batch_size, shuffle_seed=shuffle_seed, augment=augment)
             with evaluating(self._model):
-                for inputs, targets in images:
-                    pairs.append((encode(inputs.to(self._device)).cpu(), targets))
-            features, classes = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-            self._looked = features, classes
+                pairs = [(encode(inputs.to(self._device)).cpu(), targets) for inputs, targets in images]
+            self._looked = torch.cat([part for part, _ in pairs]), torch.cat([part for _, part in pairs])
         features, classes = self._looked
         for chosen in draw_balanced(classes, torch.Generator().manual_seed(shuffle_seed)).split(batch_size):
             yield features[chosen], classes[chosen]

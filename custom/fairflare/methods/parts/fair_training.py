@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from fairflare.base.acting import OnlyWith, only_with
+from fairflare.base.checks import refuse
 from fairflare.base.settings import Flag, NonNegative, Positive, settings
 from fairflare.core import losses
 from fairflare.core.agents.mu_rewards import round_entropy
@@ -72,8 +73,11 @@ class FairProximalTraining(ReportsScore, ProximalTraining):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.fair_clamp is not None and self.fair_clamp > self.fair_max:
-            raise ValueError(f"fair_clamp must be at most fair_max={self.fair_max!r}, got {self.fair_clamp!r}")
+        refuse({
+            f"fair_clamp must be at most fair_max={self.fair_max!r}, got {self.fair_clamp!r}": (
+                self.fair_clamp is not None and self.fair_clamp > self.fair_max
+            ),
+        })  # fmt: skip
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         super().begin_round(run, model)
@@ -125,8 +129,7 @@ class FairProximalTraining(ReportsScore, ProximalTraining):
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         # With local_steps the last pass may have only just begun, so the loss is then taken over all steps.
-        whole = self.local_steps is not None
-        last = [(value, n) for epoch, value, n in run.own.batches if whole or epoch == run.epoch]
+        last = [(value, n) for epoch, value, n in run.own.batches if self.local_steps is not None or epoch == run.epoch]
         counts = run.data.class_counts("training")
         reported = counts if self.share_entropy else None
         factors, least = run.own.factors, self.fair_clamp

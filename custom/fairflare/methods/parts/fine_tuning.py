@@ -54,9 +54,11 @@ class FineTuning(LocalTraining):
         """
         if DIRECTIVE not in directives:
             return training
-        fixed = {"schedule": "constant", "lowest_rate": None, "keep_optimizer_state": True, "local_epochs": 1}
-        rate = {"learning_rate": training.learning_rate / 10}
-        return cls(**{**shared_settings(training), **fixed, **rate, "shares": shares})
+        fixed = {
+            "learning_rate": training.learning_rate / 10, "schedule": "constant", "lowest_rate": None,
+            "keep_optimizer_state": True, "local_epochs": 1,
+        }  # fmt: skip
+        return cls(**{**shared_settings(training), **fixed, "shares": shares})
 
     def sends(self, names: Iterable[str]) -> list[str]:
         return list(names) if self.shares else []

@@ -154,8 +154,9 @@ class RescueTraining(LocalTraining):
             during = memory.during.total(memory.before) / (1 if self.local_steps is None else memory.open_epoch + 1)
             factor = rescue_factor(memory.before, during, counts, self.rf_mode) if counts.any() else math.nan
             report["rescue_factor"] = factor
-            stored = {"before": memory.before, "during": during, "counts": counts, "rescue_factor": factor}
-            run.store.save("divergence", run.current_round, stored)
+            run.store.save("divergence", run.current_round, {
+                "before": memory.before, "during": during, "counts": counts, "rescue_factor": factor,
+            })  # fmt: skip
         return report
 
     def _look_at_all(self, run: SiteRun, model: torch.nn.Module) -> None:

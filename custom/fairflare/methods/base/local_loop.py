@@ -241,7 +241,8 @@ class LocalLoop:
         batches = iter(
             run.data.batches("training", batch_size=training.batch_size, shuffle_seed=seed, augment=training.augment)
         )
-        next(itertools.islice(batches, position.steps, position.steps), None)  # skip what is done; it may draw numbers
+        # Skip batches that are done; reading them may draw random numbers.
+        next(itertools.islice(batches, position.steps, position.steps), None)
         progress.resume_random()
         for inputs, targets in itertools.islice(batches, None if most is None else most - position.steps):
             done = position.num_steps + position.steps

@@ -176,8 +176,9 @@ class FeatureCache:
     def save(self, run: SiteRun) -> None:
         """Write the cached features of the prior network to the site's state folder if any are new."""
         if self._changed:
-            value = {"fingerprint": self.fingerprint, "checks": self.checks, "features": self.features}
-            run.store.save("prior_features", run.current_round, value)
+            run.store.save("prior_features", run.current_round, {
+                "fingerprint": self.fingerprint, "checks": self.checks, "features": self.features,
+            })  # fmt: skip
             self._changed = False
 
 

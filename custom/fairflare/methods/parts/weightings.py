@@ -78,10 +78,11 @@ class BySom(MapSettings, Weighting):
             raise RuntimeError("the map needs the model that the sites received")
         self._map.seed = inputs.seed
         states = {site: inputs.changing(inputs.states[site]) for site in inputs.sites}
-        received = inputs.changing(inputs.received)
         rounds = self._map.rounds
         before = self._open_store().load(rounds) if rounds else None
-        placed = self._map.step(states, received, kept=before, keep=self._open_store().begin(rounds + 1))
+        placed = self._map.step(
+            states, inputs.changing(inputs.received), kept=before, keep=self._open_store().begin(rounds + 1)
+        )
         details = {"bmu": {site: list(cell) for site, cell in placed.bmu.items()}, "sigma": placed.sigma}
         return {site: placed.weights.get(site, 0.0) for site in inputs.sites}, {"som": details}
 

@@ -13,6 +13,7 @@ from fairflare.base.settings import build
 from fairflare.methods.base import rule as room
 from fairflare.methods.base.catalog import all_methods, get_method, sums_of
 from fairflare.methods.base.rule import Rule
+from fairflare.methods.base.saved import KeepsState
 
 from ..federation.examples import SITES, anchor_message, begun, take, train_message
 
@@ -23,10 +24,12 @@ CAPABILITIES = {
     if issubclass(cls, Rule) and cls is not Rule and cls.__module__ == room.__name__
 }
 OF_SETTINGS = {"acts"}  # of any class with settings
+OF_RUN = {"memory_folder", "secure"}  # which the run sets
 
 
 def members(cls: type) -> set[str]:
-    return {name for name in vars(cls) if not name.startswith("_")} - OF_SETTINGS
+    names = {*vars(cls), *(vars(KeepsState) if cls is Rule else ())}
+    return {name for name in names if not name.startswith("_")} - OF_SETTINGS - OF_RUN
 
 
 def test_a_rule_has_thirteen_members_and_the_page_names_them() -> None:
@@ -50,7 +53,10 @@ def test_every_capability_is_used_and_on_the_page() -> None:
 def test_every_member_has_two_users(name: str) -> None:
     """Check two users for each member; ``move`` is overridden by a capability that three methods share."""
     users = {
-        cls for method in all_methods().values() for cls in method.rule.__mro__ if cls is not Rule and name in vars(cls)
+        cls
+        for method in all_methods().values()
+        for cls in method.rule.__mro__
+        if cls not in (Rule, KeepsState) and name in vars(cls)
     }
     assert len(users) >= (1 if name == "move" else 2), users
 

@@ -188,7 +188,7 @@ def test_weights():
     assert rule.weigh(inputs({"a": {}, "b": {}})).sites == pytest.approx({"a": 0.25, "b": 0.75})
     other = ClassifierAverage(weights="method")
     other.load_state_dict(rule.state_dict())
-    assert other.of_method == rule.of_method
+    assert other.state_dict() == rule.state_dict()
     assert rule.directives(5, 5, [])[DIRECTIVE]["first"] is True
     assert rule.directives(6, 5, [])[DIRECTIVE]["first"] is False
 

@@ -14,6 +14,7 @@ from fairflare.core.aggregation.fair_rules import add_newcomers, finite_or_mean,
 from fairflare.core.weighting import normalise, update_share
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
+from fairflare.methods.base.saved import Saved
 from fairflare.methods.fed_ism import JOB
 from fairflare.methods.parts.probes import PROBE_LOSS, LossProbe
 
@@ -44,19 +45,15 @@ class AFL(Rule):
     afl_mode: Literal["projected", "argmax"] = "projected"
     afl_rate: Positive = 0.1
 
-    _outlive = ("lambda", "losses")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._lambda: dict[str, float] = {}
-        self._losses: dict[str, float] = {}  # last finite F of each site
+    _lambda = Saved(dict[str, float])
+    _losses = Saved(dict[str, float])  # last finite F of each site
 
     @property
     def reads_models(self) -> str:  # type: ignore[override]
         return "its model is that of one site (afl_mode=projected is a mean)" * (self.afl_mode == "argmax")
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        losses = finite_or_mean({site: inputs.reports[site]["probe_loss"] for site in inputs.sites}, self._losses)
+        losses = finite_or_mean(inputs.reported("probe_loss"), self._losses)
         self._losses |= losses
         if self.afl_mode == "argmax":
             worst = max(inputs.sites, key=lambda site: losses[site])  # of sites with equal losses, the first by name

@@ -22,6 +22,7 @@ from fairflare.methods.base.home import BUFFERS_STAY, OwnModel, buffers
 from fairflare.methods.base.local_loop import Trained
 from fairflare.methods.base.reports import VALIDATION, Field
 from fairflare.methods.base.rule import RoundInputs, State, Steps, Weighing, sample_weights
+from fairflare.methods.base.saved import Saved
 from fairflare.methods.base.training import LocalTraining, SiteRun
 from fairflare.methods.parts.downloads import Downloads
 from fairflare.methods.parts.probes import ReportsScore, score
@@ -114,12 +115,8 @@ class CFFL(Downloads, Steps):
     c_th: Share = 1 / 3
     cffl_rep: Literal["paper", "code"] = "paper"
 
-    _outlive = (*Downloads._outlive, "reputations", "removed")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._reputations: dict[str, float] = {}
-        self._removed: list[str] = []
+    _reputations = Saved(dict[str, float])
+    _removed = Saved(list[str])
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         sites = [site for site in inputs.sites if site not in self._removed]
@@ -149,9 +146,8 @@ class CFFL(Downloads, Steps):
         before = {site: known.get(site, entry) for site in sites}
         metrics = {site: inputs.reports[site]["own_metric"] for site in sites}
         # A site that withholds its metric (too few cases) gets the mean of the other sites' metrics, not a bad metric.
-        home = [site for site in sites if "own_metric" in inputs.suppressed.get(site, ())]
         mean = finite_or_mean(metrics)
-        metrics |= {site: mean[site] for site in home}
+        metrics |= {site: mean[site] for site in sites if "own_metric" in inputs.suppressed.get(site, ())}
         self._reputations |= cffl_reputations(before, metrics, self.cffl_alpha, self.cffl_rep)
         reputable = whole({site: c for site, c in self._reputations.items() if site not in self._removed})
         low = [site for site in sites if reputable[site] < self.c_th / len(reputable)]

@@ -21,6 +21,7 @@ from fairflare.core.weighting import normalise
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.home import BUFFERS_STAY, OwnModel, buffers
 from fairflare.methods.base.rule import RoundInputs, State, Weighing, sample_weights
+from fairflare.methods.base.saved import Saved
 from fairflare.methods.base.training import LocalTraining, SiteRun
 from fairflare.methods.parts.downloads import Downloads
 
@@ -84,11 +85,7 @@ class CGSV(Downloads):
     cgsv_alpha: BelowOne = 0.95
     cgsv_beta: Positive = 1.0
 
-    _outlive = (*Downloads._outlive, "reputations")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._reputations: dict[str, float] = {}
+    _reputations = Saved(dict[str, float])
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         sites, known = inputs.sites, self._reputations
@@ -96,9 +93,8 @@ class CGSV(Downloads):
         before = {site: known.get(site, entry) for site in sites}
         weights = inputs.remembered(normalise(before) if known else sample_weights(inputs))
         cosines = cosines_of(inputs.whole_gram(self), weights, leave_out=False)
-        after = before
-        if any(cosines.values()):  # if all cosines are 0, the summed update has no direction
-            after = cgsv_reputations(before, cosines, self.cgsv_alpha)
+        # If all cosines are 0, the summed update has no direction.
+        after = cgsv_reputations(before, cosines, self.cgsv_alpha) if any(cosines.values()) else before
         shares = cgsv_shares(after, self.cgsv_beta)
         if any(after.values()):  # all are 0 in a first round whose summed update has no direction
             self._reputations = whole({**known, **after})
@@ -109,8 +105,7 @@ class CGSV(Downloads):
 
     def part(self, change: State, share: float) -> dict[str, torch.Tensor]:
         parts: dict[str, torch.Tensor] = {}
-        for name in change:
-            tensor = change[name]
+        for name, tensor in change.items():
             parts |= pack_entries(name, tensor, largest(tensor, math.ceil(share * tensor.numel())))
         return parts
 

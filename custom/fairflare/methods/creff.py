@@ -17,11 +17,13 @@ import numpy as np
 import torch
 
 from fairflare.base.acting import OnlyWith, only_with
+from fairflare.base.checks import refuse, refuse_if
 from fairflare.base.settings import NonNegative, NonNegativeInt, Positive, PositiveInt, settings
 from fairflare.core.features.federated_features import classifier_gradient, match_features, retrain_classifier
 from fairflare.methods.base.catalog import Method
-from fairflare.methods.base.reports import CLASSES, TRAINING, Field, ReportError
+from fairflare.methods.base.reports import CLASSES, TRAINING, Field
 from fairflare.methods.base.rule import MakesTensors, RoundInputs, State, Weighing, sample_weights
+from fairflare.methods.base.saved import Own
 from fairflare.methods.bsm import JOB, LEARNS
 from fairflare.methods.parts.class_gradients import MADE, REPORTED, ClassGradientTraining
 
@@ -71,15 +73,16 @@ class CReFF(MakesTensors):
 
     weighs: ClassVar[bool] = False  # the reports serve the second classifier, not the weights
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._classifier: tuple[torch.Tensor, torch.Tensor] | None = None  # classifier sent in this round
-        self._made: dict[str, torch.Tensor] = {}
-        self.federated: torch.Tensor | None = None
+    _classifier = Own[tuple[torch.Tensor, torch.Tensor] | None](lambda: None)  # classifier sent in this round
+    _made = Own(dict[str, torch.Tensor])
+    federated = Own[torch.Tensor | None](lambda: None)
 
     def check_run(self, num_rounds: int, task: Task | None) -> None:
-        if task is not None and task.has_classes is False:
-            raise ValueError("CReFF needs a classification task, since it weights sites by class")
+        refuse({
+            "CReFF needs a classification task, since it weights sites by class": (
+                task is not None and task.has_classes is False
+            ),
+        })  # fmt: skip
 
     def made(self) -> dict[str, torch.Tensor]:
         return self._made
@@ -87,11 +90,10 @@ class CReFF(MakesTensors):
     def begin_round(self, received: State) -> None:
         """Store the second classifier that the sites receive; raise ``ValueError`` when the network has none."""
         names = [MADE + part for part in ("weight", "bias")]
-        if not all(name in received for name in names):
-            raise ValueError(
-                "CReFF needs a second classifier in the network; set retrained_head=true of the task, and let "
-                "exchange match its tensors 'retrained.*'"
-            )
+        refuse({
+            "CReFF needs a second classifier in the network; set retrained_head=true of the task, and let exchange "
+            "match its tensors 'retrained.*'": not received.keys() >= {*names},
+        })  # fmt: skip
         self._classifier = received[names[0]], received[names[1]]
 
     def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
@@ -101,16 +103,18 @@ class CReFF(MakesTensors):
         row = 1 + classes * (width + 1)
         if gradients is None or not len(gradients):
             return {**report, REPORTED: None}
-        if len(gradients) % row or len(gradients) > row * classes:
-            raise ReportError(
-                f"site {site!r}: field {REPORTED!r} has {len(gradients)} numbers, must be 1 to {classes} times {row}"
-            )
+        refuse_if(site, {
+            f"field {REPORTED!r} has {len(gradients)} numbers, must be 1 to {classes} times {row}": (
+                len(gradients) % row > 0 or len(gradients) > row * classes
+            ),
+        })  # fmt: skip
         rows = gradients.reshape(-1, row)
         labels = rows[:, 0].tolist()
-        if sorted(set(labels)) != labels or not set(labels) <= set(range(classes)):
-            raise ReportError(
-                f"site {site!r}: field {REPORTED!r} must be of classes 0 to {classes - 1} in order, got {labels!s:.60}"
-            )
+        refuse_if(site, {
+            f"field {REPORTED!r} must be of classes 0 to {classes - 1} in order, got {labels!s:.60}": (
+                sorted(set(labels)) != labels or not set(labels) <= set(range(classes))
+            ),
+        })  # fmt: skip
         return {**report, REPORTED: rows}
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
@@ -119,8 +123,8 @@ class CReFF(MakesTensors):
             return weighing
         weight, bias = (tensor.float() for tensor in self._classifier)
         if self.federated is None:
-            shape = (len(bias), self.num_features, weight.shape[1])
-            self.federated = torch.randn(shape, generator=torch.Generator().manual_seed(inputs.seed))
+            generator = torch.Generator().manual_seed(inputs.seed)
+            self.federated = torch.randn(len(bias), self.num_features, weight.shape[1], generator=generator)
         self._seed = inputs.seed + 1 + inputs.current_round
         if self.secure:
             weighing.by_class = {str(label): self._shares(label, inputs) for label in range(len(bias))}
@@ -181,9 +185,8 @@ class CReFF(MakesTensors):
         for label, by_site in by_label.items():
             lengths = {site: float(gradient.norm()) for site, gradient in by_site.items()}
             used = inputs.moderated(lengths, "")
-            for site in by_site:
-                if used[site] != lengths[site] != 0:
-                    by_site[site] = by_site[site] * (used[site] / lengths[site])
+            factors = {site: used[site] / length for site, length in lengths.items() if used[site] != length != 0}
+            by_site |= {site: by_site[site] * factor for site, factor in factors.items()}
             shares = {site: 1 / len(by_site) if site in by_site else 0.0 for site in inputs.sites}
             bounded = inputs.bounded(shares)
             mean = reduce(torch.add, by_site.values()) / len(by_site)

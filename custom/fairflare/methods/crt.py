@@ -7,13 +7,14 @@ method (:mod:`fairflare.federation.server.retraining`); the method ``crt`` is Fe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from fairflare.base.settings import Flag, NonNegativeInt, PositiveInt, Whole, settings
 from fairflare.core.weighting import normalise
 from fairflare.methods.base.catalog import Method
-from fairflare.methods.base.rule import RoundInputs, Rule, SiteWeights, Weighing, sample_weights
+from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
+from fairflare.methods.base.saved import Saved
 from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.bsm import JOB, LEARNS
 from fairflare.methods.fed_avg import FedAvg
@@ -44,14 +45,12 @@ class ClassifierAverage(Rule):
     seed: Whole = 0
     first_round: NonNegativeInt = 0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.of_method: SiteWeights = {}
+    _of_method = Saved(dict[str, float])
 
     def remember(self, weighing: Weighing) -> None:
         """Store the sites' weights of a round of the method before cRT, for ``weights="method"``."""
         of_layer = (weighing.layers or {}).get(CLASSIFIER.rstrip("."))
-        self.of_method = dict(of_layer if of_layer is not None else weighing.sites or {})
+        self._of_method = dict(of_layer if of_layer is not None else weighing.sites or {})
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         settings = {"local_epochs": self.epochs, "mask_absent": self.mask_absent}
@@ -59,17 +58,11 @@ class ClassifierAverage(Rule):
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         details = {"crt_round": inputs.current_round - self.first_round}
-        known = [self.of_method[site] for site in inputs.sites if site in self.of_method]
+        known = [self._of_method[site] for site in inputs.sites if site in self._of_method]
         if self.weights == "samples" or not known:
             return Weighing(sites=sample_weights(inputs), details=details)
         mean = sum(known) / len(known)
-        return Weighing(sites=normalise({s: self.of_method.get(s, mean) for s in inputs.sites}), details=details)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"of_method": dict(self.of_method)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.of_method = {str(site): float(weight) for site, weight in state["of_method"].items()}
+        return Weighing(sites=normalise({s: self._of_method.get(s, mean) for s in inputs.sites}), details=details)
 
 
 METHODS = [

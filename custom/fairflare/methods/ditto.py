@@ -11,13 +11,14 @@ from dataclasses import replace
 
 import torch
 
-from fairflare.base.settings import NonNegative, PositiveInt, field_names, settings
+from fairflare.base.checks import refuse
+from fairflare.base.settings import NonNegative, PositiveInt, settings
 from fairflare.exchange.messages import clean_state
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.home import OWN_MODEL, Home, last_kept, return_trained
 from fairflare.methods.base.local_loop import MOMENTS, make_optimizer
 from fairflare.methods.base.rule import State
-from fairflare.methods.base.training import LocalTraining, NotFinite, SiteRun
+from fairflare.methods.base.training import LocalTraining, NotFinite, SiteRun, shared_settings
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_prox import ProximalTraining, Pull
 
@@ -45,11 +46,10 @@ class DittoTraining(LocalTraining):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if None not in (self.local_steps, self.personal_epochs):
-            raise ValueError(
-                f"local_steps={self.local_steps!r} is of the site's own model too; leave personal_epochs="
-                f"{self.personal_epochs!r} out"
-            )
+        refuse({
+            f"local_steps={self.local_steps!r} is of the site's own model too; leave personal_epochs="
+            f"{self.personal_epochs!r} out": None not in (self.local_steps, self.personal_epochs),
+        })  # fmt: skip
 
     @property
     def home(self) -> SecondModel:
@@ -88,11 +88,9 @@ class SecondModel(Home):
 
     def train(self, run: SiteRun, model: torch.nn.Module, received: State) -> None:
         """Train ``model``, which holds the site's own model, with the same seed as the common training."""
-        like = {name: getattr(self.half, name) for name in field_names(LocalTraining)}
-        like["local_epochs"] = self.half.personal_epochs or self.half.local_epochs
-        TowardsReceived(**like, mu=self.half.ditto_lambda).train(
-            replace(run, own=received, store=replace(run.store, prefix=OWN)), model
-        )
+        own = {"local_epochs": self.half.personal_epochs or self.half.local_epochs, "mu": self.half.ditto_lambda}
+        own_half = TowardsReceived(**{**shared_settings(self.half), **own})
+        own_half.train(replace(run, own=received, store=replace(run.store, prefix=OWN)), model)
 
 
 @settings

@@ -16,14 +16,16 @@ import numpy as np
 import torch
 
 from fairflare.base.acting import OnlyWith, only_with
+from fairflare.base.checks import refuse, refuse_if
 from fairflare.base.settings import NonNegative, settings
 from fairflare.core.aggregation.fair_rules import fair_fed_gaps, fair_fed_weights
 from fairflare.core.statistics.group_metrics import gaps_of
 from fairflare.core.statistics.group_sums import CONFUSION, Sums, add_sums
 from fairflare.core.weighting import normalise
 from fairflare.methods.base.catalog import Method
-from fairflare.methods.base.reports import TRAINING, VALIDATION, Field, ReportError
+from fairflare.methods.base.reports import TRAINING, VALIDATION, Field
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
+from fairflare.methods.base.saved import Saved
 from fairflare.methods.base.training import LocalTraining, SiteRun
 from fairflare.methods.fed_ism import JOB
 from fairflare.methods.parts.group_sums import ALIKE, bound_counts, check_attribute, confusions, count_groups
@@ -47,22 +49,26 @@ class ReportAccuracy(ReportsScore, LocalTraining):
     fairfed_attribute: str = ""
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        facts = check_attribute(run, self.fairfed_attribute) if self.fairfed_attribute else {}
-        return {**super().check(run, model), **facts}
+        return {**check_attribute(run, self.fairfed_attribute), **super().check(run, model)}
 
     def check_task(self, task: Task) -> None:
         super().check_task(task)
-        if self.fairfed_attribute and not task.has_classes:
-            raise ValueError("fairfed_attribute needs a task with classes; leave it empty")
+        refuse({
+            "fairfed_attribute needs a task with classes; leave it empty": (
+                self.fairfed_attribute and not task.has_classes
+            ),
+        })  # fmt: skip
 
     def made_of(self, name: str) -> tuple[str, ...]:
         return TRAINING if name == "accuracy" and self.fairfed_mode == "fedism" else VALIDATION
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
-        if self.fairfed_mode == "original":  # the site has just evaluated the received model on the validation images
-            run.own = {"accuracy": score_in(run, run.metrics)}
-        else:
-            run.own = {"accuracy": score(self, run, model, "training", balanced=True)}
+        accuracy = (
+            score_in(run, run.metrics)  # the site has just evaluated the received model on the validation images
+            if self.fairfed_mode == "original"
+            else score(self, run, model, "training", balanced=True)
+        )
+        run.own = {"accuracy": accuracy}
         if self.fairfed_attribute:
             counts = confusions(run, model, self.fairfed_attribute, "validation").reshape(-1).tolist()
             run.own |= {"groups": float(count_groups(run, self.fairfed_attribute)), "group_counts": counts}
@@ -127,31 +133,31 @@ class FairFed(Rule):
     fairfed_attribute: str = ""
     fairfed_gap: Literal["equal_opportunity", "demographic_parity", "equalised_odds"] = "equal_opportunity"
 
-    _outlive = ("omega",)
+    _omega = Saved(dict[str, float])
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.fairfed_attribute and self.fairfed_mode != "original":
-            raise ValueError(f"fairfed_attribute needs fairfed_mode='original', got {self.fairfed_mode!r}")
-        self._omega: dict[str, float] = {}
+        refuse({
+            f"fairfed_attribute needs fairfed_mode='original', got {self.fairfed_mode!r}": (
+                self.fairfed_attribute and self.fairfed_mode != "original"
+            ),
+        })  # fmt: skip
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         shares = sample_weights(inputs)
         before = {**{site: shares[site] for site in inputs.sites if site not in self._omega}, **self._omega}
         plain = self.fairfed_mode == "original"
-        gaps = fair_fed_gaps({s: inputs.reports[s]["accuracy"] for s in inputs.sites}, shares, summed=plain)
+        gaps = fair_fed_gaps(inputs.reported("accuracy"), shares, summed=plain)
         details: dict[str, Any] = {"accuracy_gap": gaps}
         if self.fairfed_attribute:
             counts = _alike({site: _counts(inputs.reports[site], site) for site in inputs.sites})
-            names = sorted(set().union(*counts.values()))
             factors = bound_counts(inputs, {site: _images(by_group) for site, by_group in counts.items()})
-            pools = {
-                name: [(factors[site], by_group[name]) for site, by_group in counts.items() if name in by_group]
-                for name in names
-            }
             whole = self._gap({
-                name: add_sums([{CONFUSION: factor * sums[CONFUSION]} for factor, sums in pool])
-                for name, pool in pools.items()
+                name: add_sums([
+                    {CONFUSION: factors[site] * by_group[name][CONFUSION]}
+                    for site, by_group in counts.items() if name in by_group
+                ])
+                for name in sorted(set().union(*counts.values()))
             })  # fmt: skip
             gap_by_site = {site: self._gap(by_group) for site, by_group in counts.items()}
             apart = {site: abs(whole - gap) for site, gap in gap_by_site.items() if math.isfinite(whole - gap)}
@@ -185,10 +191,11 @@ def _counts(report: Mapping[str, Any], site: str) -> dict[str, Sums]:
     numbers, groups = report["group_counts"], report["groups"]
     if not numbers or groups is None or not math.isfinite(groups):
         return {}
-    if groups % 1 or len(numbers) % (4 * int(groups)):
-        raise ReportError(
-            f"site {site!r}: field 'group_counts' has {len(numbers)} entries, of {groups:g} groups; {ALIKE}"
-        )
+    refuse_if(site, {
+        f"field 'group_counts' has {len(numbers)} entries, of {groups:g} groups; {ALIKE}": bool(
+            groups % 1 or len(numbers) % (4 * int(groups))
+        ),
+    })  # fmt: skip
     rows = np.asarray(numbers).reshape(int(groups), -1, 4)
     return {str(group): {CONFUSION: counts} for group, counts in enumerate(rows)}
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fairflare.base.checks import group_by_key, refuse
 from fairflare.base.settings import BelowOne, Flag, settings
 from fairflare.core.states import Made, State
 from fairflare.core.weighting import normalise
@@ -21,7 +22,7 @@ from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.local_loop import Trained
 from fairflare.methods.base.reports import TRAINING, Field
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
-from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun
+from fairflare.methods.base.training import LocalTraining, SiteRun, refuse_at
 from fairflare.methods.fed_ism import JOB
 from fairflare.methods.parts.group_sums import (
     ByPeople,
@@ -56,30 +57,31 @@ class GroupAdapters(ByPeople, LocalTraining):
     def check_task(self, task: Task) -> None:
         super().check_task(task)
         kind = getattr(getattr(task, "adapters", None), "kind", None)
-        if kind != "fair_lora":
-            raise ValueError(
-                f"fair_lora trains adapters by group of people; the task has adapters={kind or 'none'}: set "
-                "adapters=fair_lora, and adapters.groups to the number of groups"
-            )
-        if not self.fairlora_attribute:
-            raise ValueError("fair_lora needs fairlora_attribute, an attribute that the datalists declare")
+        refuse({
+            f"fair_lora trains adapters by group of people; the task has adapters={kind or 'none'}: set "
+            "adapters=fair_lora, and adapters.groups to the number of groups": kind != "fair_lora",
+            "fair_lora needs fairlora_attribute, an attribute that the datalists declare": not self.fairlora_attribute,
+        })  # fmt: skip
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         from fairflare.core.features.group_adapter import adapters_of
 
         facts = check_attribute(run, self.fairlora_attribute)
         num_groups, num_adapters = count_groups(run, self.fairlora_attribute), len(adapters_of(model)[0].fair_S)
-        if num_groups != num_adapters:
-            raise SiteError(
-                f"site {run.site!r}: attribute {self.fairlora_attribute!r} has {num_groups} groups in its datalist, "
-                f"the job has adapters.groups={num_adapters}; set adapters.groups to the number that all datalists "
-                "declare"
-            )
+        refuse_at(run.site, {
+            f"attribute {self.fairlora_attribute!r} has {num_groups} groups in its datalist, the job has "
+            f"adapters.groups={num_adapters}; set adapters.groups to the number that all datalists declare": (
+                num_groups != num_adapters
+            ),
+        })  # fmt: skip
         require_numbers(run.data.order("training", 0), run.site, "fair_lora")
         return {**super().check(run, model), **facts}
 
     def train(self, run: SiteRun, model: torch.nn.Module) -> Trained:
-        stored = self._pick_unchanged(run, model)
+        from fairflare.core.features.group_adapter import adapters_of
+
+        few = withhold_groups(run, self.fairlora_attribute, "training")  # whose singular values are sent unchanged
+        stored = [values for adapter in adapters_of(model) for g, values in enumerate(adapter.values) if g in few]
         before = [values.detach().clone() for values in stored]
         trained = super().train(run, model)
         with torch.no_grad():
@@ -88,19 +90,10 @@ class GroupAdapters(ByPeople, LocalTraining):
         return trained
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        numbers, stays = self._numbers(run), withhold_groups(run, self.fairlora_attribute, "training")
+        numbers = numbers_of(run, self.fairlora_attribute, "training")
+        stays = withhold_groups(run, self.fairlora_attribute, "training")
         groups = range(count_groups(run, self.fairlora_attribute))
         return {"group_images": [math.nan if g in stays else float((numbers == g).sum()) for g in groups]}
-
-    def _numbers(self, run: SiteRun) -> Any:
-        return numbers_of(run, self.fairlora_attribute, "training")
-
-    def _pick_unchanged(self, run: SiteRun, model: torch.nn.Module) -> list[torch.nn.Parameter]:
-        """Return the singular values of groups with too few cases at the site, which are sent unchanged."""
-        from fairflare.core.features.group_adapter import adapters_of
-
-        stays = withhold_groups(run, self.fairlora_attribute, "training")
-        return [v for a in adapters_of(model) for g, v in enumerate(a.values) if g in stays]
 
 
 @settings
@@ -135,9 +128,7 @@ class FairLoRA(Rule):
     fairlora_ema: BelowOne = 0.999
     fairlora_shared: Flag = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._kept = 0.0
+    _kept = 0.0  # beta_t of the round
 
     def follows_num_rounds(self) -> list[str]:
         return ["fairlora_ema"] if self.fairlora_ema else []
@@ -161,10 +152,8 @@ class FairLoRA(Rule):
         return Weighing(layers=layers, record=record, values={"kept": self._kept})
 
     def move(self, change: State) -> State:
-        groups: dict[str, list[str]] = {}
-        for name in change if self.fairlora_shared else ():
-            if match := VALUES.fullmatch(name):
-                groups.setdefault(match["layer"], []).append(name)
+        matches = filter(None, map(VALUES.fullmatch, change if self.fairlora_shared else ()))
+        groups = group_by_key((match["layer"], match.string) for match in matches)
         if not groups and not self._kept:
             return change
         step = 1 - self._kept

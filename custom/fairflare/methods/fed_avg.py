@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from fairflare.base.settings import settings
+from fairflare.core.weighting import uniform_weights
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import STAY
-from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
+from fairflare.methods.base.rule import RoundInputs, Rule, SiteWeights, Weighing, sample_weights
 from fairflare.methods.base.training import LocalTraining
 
 
@@ -28,9 +29,11 @@ class FedAvg(Rule):
     weighting: Literal["samples", "uniform"] = "samples"
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        if self.weighting == "uniform":
-            return Weighing(sites=dict.fromkeys(inputs.sites, 1.0 / len(inputs.sites)))
-        return Weighing(sites=sample_weights(inputs))
+        return Weighing(sites=self.shares(inputs))
+
+    def shares(self, inputs: RoundInputs) -> SiteWeights:
+        """Return p_k by site."""
+        return uniform_weights(inputs.sites) if self.weighting == "uniform" else sample_weights(inputs)
 
 
 class WithoutReports(FedAvg):

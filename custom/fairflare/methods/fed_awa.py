@@ -14,6 +14,7 @@ import torch
 from fairflare.base.settings import Positive, PositiveInt, settings
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
+from fairflare.methods.base.saved import Saved
 from fairflare.methods.base.training import LocalTraining
 
 TINY = 1e-12  # share of the largest square below which a distance counts as 0, and has no gradient
@@ -69,16 +70,12 @@ class FedAWA(Rule):
     awa_rate: Positive = 1e-3
 
     weighs: ClassVar[bool] = True
-    _outlive = ("scores",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._scores: dict[str, float] = {}
+    _scores = Saved(dict[str, float])
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         gram = inputs.whole_gram(self, model=True)
-        begun = {site: math.log(inputs.num_samples[site]) for site in inputs.sites}
-        scores = torch.tensor([self._scores.get(site, start) for site, start in begun.items()], dtype=torch.float64)
+        first = [self._scores.get(site, math.log(inputs.num_samples[site])) for site in inputs.sites]
+        scores = torch.tensor(first, dtype=torch.float64)
         adam = torch.optim.Adam([scores.requires_grad_()], lr=self.awa_rate, betas=(0.5, 0.999))
         for _ in range(self.awa_steps):
             adam.zero_grad()
@@ -86,8 +83,10 @@ class FedAWA(Rule):
             adam.step()
         learned = dict(zip(inputs.sites, torch.softmax(scores.detach(), 0).tolist(), strict=True))
         weights = inputs.remembered(learned)
-        for site, score in zip(inputs.sites, scores.tolist(), strict=True):
-            self._scores[site] = score + math.log(max(weights[site], 1e-300) / learned[site])
+        self._scores |= {
+            site: score + math.log(max(weights[site], 1e-300) / learned[site])
+            for site, score in zip(inputs.sites, scores.tolist(), strict=True)
+        }
         return Weighing(sites=weights)
 
 

@@ -14,7 +14,7 @@ from fairflare.base.settings import settings
 from fairflare.core.features.norms import norm_tensors
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.home import Home
-from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun
+from fairflare.methods.base.training import LocalTraining, SiteRun, refuse_at
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_prox import JOB
 
@@ -35,8 +35,7 @@ class FedBNTraining(LocalTraining):
 
     @property
     def home(self) -> Home:
-        doc = "scale, shift and running statistics of the norms (`norms`: which kinds)"
-        return Home(self, self._list_norms, doc)
+        return Home(self, self._list_norms, "scale, shift and running statistics of the norms (`norms`: which kinds)")
 
     def _list_norms(self, model: torch.nn.Module) -> list[str]:
         if self.norms == "auto":
@@ -44,12 +43,12 @@ class FedBNTraining(LocalTraining):
         return norm_tensors(model, self.norms)
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        if not self.home.stays(model):
-            more = "; norms='all' would keep others" if norm_tensors(model, "all") else ""
-            raise SiteError(
-                f"site {run.site!r}: the network has no norm of the kind norms={self.norms!r}, so FedBN would be "
-                f"FedAvg{more}"
-            )
+        more = "; norms='all' would keep others" if norm_tensors(model, "all") else ""
+        refuse_at(run.site, {
+            f"the network has no norm of the kind norms={self.norms!r}, so FedBN would be FedAvg{more}": (
+                not self.home.stays(model)
+            ),
+        })  # fmt: skip
         return super().check(run, model)
 
 

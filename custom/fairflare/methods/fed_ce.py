@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from fairflare.base.checks import refuse
 from fairflare.base.settings import Flag, NonNegative, settings
 from fairflare.core.aggregation.fair_rules import contributions, finite_or_mean, minus_state
 from fairflare.core.aggregation.updates import cosines as cosines_of
@@ -20,6 +21,7 @@ from fairflare.exchange.messages import BySite
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import TRAINING, VALIDATION, Field
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
+from fairflare.methods.base.saved import Saved
 from fairflare.methods.base.training import LocalTraining, SiteRun
 from fairflare.methods.parts.probes import ReportsScore, score
 
@@ -75,9 +77,7 @@ class MinusModel(ReportsScore, LocalTraining):
         received = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
         try:
             model.load_state_dict(minus_state(received, last_model, coefficient))
-            if self.preset == "fedism":
-                return score(self, run, model, "training", balanced=True)
-            return score(self, run, model, "validation")
+            return score(self, run, model, *self.made_of("minus_score"), balanced=self.preset == "fedism")
         finally:
             model.load_state_dict(received)
 
@@ -126,14 +126,10 @@ class FedCE(Rule):
     floor: NonNegative | None = None
     stale_ok: Flag = False
 
-    _outlive = ("coefficients", "cosines", "sums", "last")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._coefficients: dict[str, float] = {}
-        self._cosines: dict[str, list[float]] = {}  # mean cosine and number of rounds, by site
-        self._sums: dict[str, list[float]] = {}  # sum of coefficients and number of rounds, by site
-        self._last: list[str] = []  # sites that took part in the previous round
+    _coefficients = Saved(dict[str, float])
+    _cosines = Saved(dict[str, list[float]])  # mean cosine and number of rounds, by site
+    _sums = Saved(dict[str, list[float]])  # sum of coefficients and number of rounds, by site
+    _last = Saved(list[str])  # sites that took part in the previous round
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         coefficients = self._coefficients if self.stale_ok else {site: self._coefficients[site] for site in self._last}
@@ -144,11 +140,10 @@ class FedCE(Rule):
         )
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        if inputs.received is None:
-            raise RuntimeError(
-                "FedCE tells every site its coefficient, which a stock controller does not do; run it with "
-                "fairflare.flare.controller.RoundsController (or FLARE's own FedCE recipe)"
-            )
+        refuse({
+            "FedCE tells every site its coefficient, which a stock controller does not do; run it with "
+            "fairflare.flare.controller.RoundsController (or FLARE's own FedCE recipe)": inputs.received is None,
+        }, RuntimeError)  # fmt: skip
         sites = inputs.sites
         entry = 1 / (len(self._coefficients) + 1) if self._coefficients else 1 / len(sites)
         before = {site: self._coefficients.get(site, entry) for site in sites}
@@ -160,7 +155,7 @@ class FedCE(Rule):
         fedism = self.preset == "fedism"
         measured = contributions(
             directions,
-            finite_or_mean({site: inputs.reports[site]["minus_score"] for site in sites}),
+            finite_or_mean(inputs.reported("minus_score")),
             multiply=fedism if self.combine is None else self.combine == "multiply",
             floor=(0.0 if fedism else 1e-6) if self.floor is None else self.floor,
         )

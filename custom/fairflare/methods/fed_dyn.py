@@ -17,6 +17,7 @@ from fairflare.core.weighting import uniform_weights
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.home import fitting, keep
 from fairflare.methods.base.rule import RoundInputs, State, SumOfKept, Weighing
+from fairflare.methods.base.saved import Saved
 from fairflare.methods.base.training import LocalTraining, SiteRun, criterion_loss
 
 DRIFT = "drift"  # name under which a site stores l_k
@@ -71,12 +72,8 @@ class FedDyn(SumOfKept):
 
     only_mean: ClassVar[str] = "its drift is a sum of all sites' changes"
 
-    _outlive = (*SumOfKept._outlive, "drift")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._drift: dict[str, torch.Tensor] = {}
-        self._known, self._present = 0.0, 1.0  # shares of all sites: those known before, and those of the round
+    _drift = Saved(dict[str, torch.Tensor])
+    _known, _present = 0.0, 1.0  # shares of all sites: those known before, and those of the round
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         self._known, self._present = self.count(inputs, inputs.shares)

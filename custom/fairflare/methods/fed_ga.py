@@ -10,11 +10,13 @@ from typing import Any, Literal
 
 import torch
 
+from fairflare.base.checks import refuse
 from fairflare.base.settings import Flag, Positive, settings
 from fairflare.core.weighting import fedga_weights, normalise
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import TRAINING, Field
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
+from fairflare.methods.base.saved import Saved
 from fairflare.methods.base.training import SiteRun
 from fairflare.methods.fed_ism import JOB
 from fairflare.methods.parts.probes import MAX_LOSS, LossProbe, mean_loss
@@ -80,23 +82,20 @@ class FedGA(Rule):
     centred: Flag = True
     shrinking: Flag = True
 
-    _outlive = ("weights",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._weights: dict[str, float] = {}
+    _weights = Saved(dict[str, float])
 
     def follows_num_rounds(self) -> list[str]:
         return ["shrinking"] if self.shrinking else []
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        if self.shrinking and inputs.received is None:
-            raise RuntimeError(
-                "FedGA's step shrinks over the rounds, whose number a stock controller does not say; set "
-                "shrinking=False, or run it with fairflare.flare.controller.RoundsController"
-            )
-        gaps = {site: inputs.reports[site]["gap"] for site in inputs.sites}
+        refuse({
+            "FedGA's step shrinks over the rounds, whose number a stock controller does not say; set "
+            "shrinking=False, or run it with fairflare.flare.controller.RoundsController": (
+                self.shrinking and inputs.received is None
+            ),
+        }, RuntimeError)  # fmt: skip
         step = self.step_of(inputs.current_round, inputs.num_rounds, len({*self._weights, *inputs.sites}))
+        gaps = inputs.reported("gap")
         self._weights = inputs.remembered(fedga_weights(self._weights, gaps, step, centre=self.centred))
         weights = normalise({site: self._weights[site] for site in inputs.sites})
         return Weighing(sites=weights, values={"step_of_weights": step}, details={"weights": dict(self._weights)})

@@ -18,6 +18,7 @@ from fairflare.core.weighting import normalise
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.home import Home, last_kept
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
+from fairflare.methods.base.saved import Own, Saved
 from fairflare.methods.base.training import LocalTraining, SiteRun
 
 SIGNS, ROUNDS = "signs", "rounds"  # names of a site's history in its store, and of the number of rounds in the history
@@ -92,13 +93,9 @@ class FedHEAL(Rule):
 
     heal_beta: BelowOne = 0.4
 
-    _outlive = ("weights", "momentum")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._weights: dict[str, float] = {}
-        self._momentum: dict[str, float] = {}
-        self._entries: Made | None = None  # shares of the weight behind each entry, until the model is moved
+    _weights = Saved(dict[str, float])
+    _momentum = Saved(dict[str, float])
+    _entries = Own[Made | None](lambda: None)  # shares of the weight behind each entry, until the model is moved
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         start, states, sites = inputs.start(self), inputs.states, inputs.sites

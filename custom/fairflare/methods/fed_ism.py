@@ -25,7 +25,8 @@ from fairflare.core.weighting import moving_average, normalise, power_weights
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import TRAINING, Field
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
-from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, criterion_losses
+from fairflare.methods.base.saved import Saved
+from fairflare.methods.base.training import LocalTraining, SiteRun, criterion_losses, refuse_at
 from fairflare.methods.parts.probes import MAX_LOSS
 
 if TYPE_CHECKING:
@@ -154,11 +155,12 @@ class SharpnessAwareTraining(SharpnessReport):
 
             memory.stepper = GSAM(optimizer, rho=memory.distance, alpha=self.gsam_alpha, model=model)
         loss: torch.Tensor = memory.stepper.step(closure)
-        if memory.stepper.skipped_steps and bool(torch.isfinite(loss)):
-            raise SiteError(
-                f"site {run.site!r}: the loss or its gradient is not finite at the search distance "
-                f"{memory.distance:g} in round {run.current_round}; lower rho or learning_rate, or set max_grad_norm"
-            )
+        refuse_at(run.site, {
+            f"the loss or its gradient is not finite at the search distance {memory.distance:g} in round "
+            f"{run.current_round}; lower rho or learning_rate, or set max_grad_norm": (
+                memory.stepper.skipped_steps and bool(torch.isfinite(loss))
+            ),
+        })  # fmt: skip
         return loss
 
 
@@ -211,11 +213,7 @@ class FedISM(Rule):
     tau: Positive | None = None
     saga: Flag = True
 
-    _outlive = ("average",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._average: dict[str, float] = {}  # moving average of each site's weight, also of absent sites
+    _average = Saved(dict[str, float])  # moving average of each site's weight, also of absent sites
 
     @property
     def weighs(self) -> bool:
@@ -244,8 +242,7 @@ class FedISM(Rule):
     def weigh(self, inputs: RoundInputs) -> Weighing:
         if not self.saga:
             return Weighing(sites=sample_weights(inputs))
-        name = VARIANTS[self.variant]
-        fresh = inputs.remembered(power_weights({site: inputs.reports[site][name] for site in inputs.sites}, self.q))
+        fresh = inputs.remembered(power_weights(inputs.reported(VARIANTS[self.variant]), self.q))
         self._average = moving_average(fresh, self._average, self.beta)
         return Weighing(
             sites=normalise({site: self._average[site] for site in inputs.sites}),

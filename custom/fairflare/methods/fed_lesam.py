@@ -51,8 +51,11 @@ class GlobalPerturbation(SharpnessReport):
         received = self.home.copy_sent(model)
         push = {name: last - received[name] for name, last in fitting(run, LAST, received).items()}
         run.store.save(LAST, run.current_round, {name: tensor.cpu() for name, tensor in received.items()})
-        lengths = [tensors.norm([tensor]) for tensor in push.values()]
-        length = sum(lengths) if self.preset == "authors" else tensors.norm([*push.values()])
+        length = (
+            sum(tensors.norm([tensor]) for tensor in push.values())
+            if self.preset == "authors"
+            else tensors.norm([*push.values()])
+        )
         if length > 0:
             tensors.scale([*push.values()], run.own.distance / (length + NORM_EPS))
             run.own.push = push

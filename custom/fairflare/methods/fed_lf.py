@@ -18,6 +18,7 @@ from fairflare.core.states import Made, State
 from fairflare.core.weighting import normalise, uniform_weights
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.rule import RoundInputs, Rule, SiteWeights, Weighing
+from fairflare.methods.base.saved import Own
 from fairflare.methods.parts.probes import PROBE_LOSS, LossProbe
 
 
@@ -42,13 +43,10 @@ class FedLF(Rule):
     only_mean: ClassVar[str] = "it moves along a direction of its own"
     weighs: ClassVar[bool] = False  # the losses serve the direction; the weights are those of the norms' statistics
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._direction: partial[torch.Tensor] | None = None
+    _direction = Own[partial[torch.Tensor] | None](lambda: None)
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        reported = finite_or_mean({site: inputs.reports[site]["probe_loss"] for site in inputs.sites})
-        losses = inputs.moderated(reported, "probe_loss")
+        losses = inputs.moderated(finite_or_mean(inputs.reported("probe_loss")), "probe_loss")
         fair = evening(torch.tensor([losses[site] for site in inputs.sites], dtype=torch.float64))
         layers = inputs.gram(self)
         by_layer = {layer: fair_factors(products, fair) for layer, products in layers.items()}

@@ -21,13 +21,14 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from fairflare.base.checks import refuse, refuse_if
 from fairflare.base.settings import Fraction, NonNegativeInt, settings
 from fairflare.core.features.adapting import outline_of
 from fairflare.core.features.layers import layers_of
 from fairflare.core.weighting import dissimilarity_weights, mixed, uniform_weights
 from fairflare.methods.base.catalog import Method
-from fairflare.methods.base.reports import ReportError
 from fairflare.methods.base.rule import LayerWeights, RoundInputs, SeesModel, State, TwoPhase, Weighing
+from fairflare.methods.base.saved import Saved
 from fairflare.methods.parts.anchor_report import ANCHOR_FIELDS, FromPreset, LayerSimilarityReport, Preset
 from fairflare.methods.parts.layer_scores import Scores, fill_scores, spread_layer
 
@@ -75,28 +76,24 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
     mix: Fraction | None = None
     only_layer: str | None = None
 
-    _outlive = ("last_scores",)
+    _last_scores = Saved(dict[str, dict[str, float]])  # last reported 1 - delta by layer of each site, also absent ones
 
     def __post_init__(self) -> None:
         super().__post_init__()
         low, high = self.setting("clip_min"), self.setting("clip_max")
-        if not low < high:
-            raise ValueError(f"clip_min must be < clip_max, got {low!r} and {high!r}")
-        self._last_scores: Scores = {}  # last reported 1 - delta by layer of each site, also of absent sites
+        refuse({f"clip_min must be < clip_max, got {low!r} and {high!r}": not low < high})
 
     def asks_about_anchor(self, current_round: int) -> bool:
         return bool(current_round >= self.setting("warmup_rounds"))
 
     def check_run(self, num_rounds: int, task: Task | None) -> None:
         warmup = self.setting("warmup_rounds")
-        if warmup >= num_rounds:
-            raise ValueError(
-                f"warmup_rounds={warmup} (preset {self.preset!r}) leaves none of the {num_rounds} round(s) to Fed-LWR: "
-                f"give more than {warmup} rounds, or a smaller warmup_rounds"
-            )
+        refuse({
+            f"warmup_rounds={warmup} (preset {self.preset!r}) leaves none of the {num_rounds} round(s) to Fed-LWR: "
+            f"give more than {warmup} rounds, or a smaller warmup_rounds": warmup >= num_rounds,
+        })  # fmt: skip
         if task is not None and self.only_layer is not None:  # the network is built only if needed
-            layers = list(dict.fromkeys(layers_of(outline_of(task).state_dict()).values()))
-            spread_layer({}, layers, self.only_layer)
+            self.begin_round(outline_of(task).state_dict())
 
     def begin_round(self, received: State) -> None:
         """Raise ``ValueError`` when no tensor of the layer or block ``only_layer`` is sent."""
@@ -105,9 +102,12 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
 
     def check_anchor_report(self, report: dict[str, Any], site: str, layers: Sequence[str]) -> dict[str, Any]:
         names = report["layers"]
-        if len(set(names)) != len(names) or set(names) != set(layers):
-            odd = [name[:80] for name in sorted(set(names) ^ set(layers))[:3]]
-            raise ReportError(f"site {site!r}: field 'layers' does not name the model's layers (differs in {odd})")
+        odd = [name[:80] for name in sorted(set(names) ^ set(layers))[:3]]
+        refuse_if(site, {
+            f"field 'layers' does not name the model's layers (differs in {odd})": (
+                bool(odd) or len(set(names)) != len(names)
+            ),
+        })  # fmt: skip
         return {name: dict(zip(names, report[name], strict=True)) for name in ("cka", "dissimilarity")}
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
@@ -115,23 +115,15 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
             return Weighing(sites=uniform_weights(inputs.sites), values={"warmup": 1.0})
         layers = list(dict.fromkeys(inputs.owner.values()))
         self._last_scores |= {site: dict(report["dissimilarity"]) for site, report in inputs.anchor_reports.items()}
-        scores = self._scores(inputs, layers)
-        shared = scores if self.only_layer is None else spread_layer(scores, layers, self.only_layer)
-        weights = self._weights(shared)
-        return Weighing(layers=weights, record=self._record(inputs, scores, weights))
-
-    def _scores(self, inputs: RoundInputs, layers: list[str]) -> Scores:
-        """Return 1 - delta by site and layer; a site without report gets its last scores, or the other sites' mean."""
         known = {site: scores for site, scores in self._last_scores.items() if site in inputs.sites}
         if not known:
             log.warning("Fed-LWR, round %d: no site reported about the anchor; equal weights", inputs.current_round)
-        return fill_scores(known, inputs.sites, layers)
-
-    def _weights(self, scores: Scores) -> LayerWeights:
-        """Return the layer weights of Eq. 5, mixed with the share ``mix`` of uniform weights."""
-        by_layer = dissimilarity_weights(scores, clip_min=self.setting("clip_min"), clip_max=self.setting("clip_max"))
-        mix = self.setting("mix")
-        return {layer: mixed(by, mix) for layer, by in by_layer.items()} if mix else by_layer
+        scores = fill_scores(known, inputs.sites, layers)  # 1 - delta
+        shared = scores if self.only_layer is None else spread_layer(scores, layers, self.only_layer)
+        bounds = {name: self.setting(name) for name in ("clip_min", "clip_max")}
+        by_layer, mix = dissimilarity_weights(shared, **bounds), self.setting("mix")  # Eq. 5
+        weights = {layer: mixed(by, mix) for layer, by in by_layer.items()} if mix else by_layer
+        return Weighing(layers=weights, record=self._record(inputs, scores, weights))
 
     def _record(self, inputs: RoundInputs, scores: Scores, weights: LayerWeights) -> dict[str, Any]:
         """Return the values to record by layer and site: the reported or filled-in scores, and the weights."""

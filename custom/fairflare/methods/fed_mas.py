@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
@@ -23,6 +24,7 @@ from pydantic import Field as Bounds
 
 from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.cases.floor import all_records
+from fairflare.base.checks import refuse
 from fairflare.base.settings import Flag, NonNegative, PositiveInt, Text, settings
 from fairflare.core.priors import TIMM, RunningClassMean, rescue_factor
 from fairflare.core.weighting import rescue_weights
@@ -111,8 +113,9 @@ class RescueTraining(LocalTraining):
         weighed = bool(run.directives.get("rescue_factor"))
         if self.lambda_f > 0 or (weighed and self.rf_source == "prior"):
             # Cached prior features are of unaugmented images: cache none if no pass sees unaugmented images.
-            cached = self.cache_features and (weighed or not self.augment)
-            memory.prior = self._priors.open_site(run, model, cached=cached)
+            memory.prior = self._priors.open_site(
+                run, model, cached=self.cache_features and (weighed or not self.augment)
+            )
         if weighed:
             memory.during = RunningClassMean(len(class_counts(self, run, "Fed-MAS measures by class and needs")))
         if weighed or (memory.prior is not None and memory.prior.cache is not None):
@@ -144,17 +147,16 @@ class RescueTraining(LocalTraining):
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         memory: _Rescue = run.own
-        report: dict[str, Any] = {}
-        if memory.prior is not None:
-            report["prior"] = memory.prior.network.fingerprint
+        report: dict[str, Any] = {} if memory.prior is None else {"prior": memory.prior.network.fingerprint}
         if memory.during is not None and memory.before is not None:
             memory.during.end_epoch()
             counts = class_counts(self, run)  # a class with too few cases counts 0
             during = memory.during.total(memory.before) / (1 if self.local_steps is None else memory.open_epoch + 1)
             factor = rescue_factor(memory.before, during, counts, self.rf_mode) if counts.any() else math.nan
             report["rescue_factor"] = factor
-            stored = {"before": memory.before, "during": during, "counts": counts, "rescue_factor": factor}
-            run.store.save("divergence", run.current_round, stored)
+            run.store.save("divergence", run.current_round, {
+                "before": memory.before, "during": during, "counts": counts, "rescue_factor": factor,
+            })  # fmt: skip
         return report
 
     def _look_at_all(self, run: SiteRun, model: torch.nn.Module) -> None:
@@ -167,11 +169,10 @@ class RescueTraining(LocalTraining):
         order = run.data.order("training")
         memory: _Rescue = run.own
         measured = None if memory.during is None else RunningClassMean(memory.during.num_classes)
-        seen = 0
+        numbers = iter(order or ())
         with evaluating(model):
             for inputs, targets in run.data.batches("training", batch_size=self.batch_size):
-                run.batch = None if order is None else order[seen : seen + len(inputs)]
-                seen += len(inputs)
+                run.batch = None if order is None else [*islice(numbers, len(inputs))]
                 if memory.prior is not None:
                     memory.prior.look(run, inputs)
                 if measured is None:
@@ -234,8 +235,11 @@ class FedMAS(Rule):
         return self.mas
 
     def check_run(self, num_rounds: int, task: Task | None) -> None:
-        if self.mas and task is not None and task.has_classes is False:
-            raise ValueError("Fed-MAS needs a classification task, since it weights sites by class")
+        refuse({
+            "Fed-MAS needs a classification task, since it weights sites by class": (
+                self.mas and task is not None and task.has_classes is False
+            ),
+        })  # fmt: skip
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         return {"rescue_factor": True} if self.mas else {}
@@ -248,7 +252,7 @@ class FedMAS(Rule):
     def weigh(self, inputs: RoundInputs) -> Weighing:
         if not self.mas:
             return Weighing(sites=sample_weights(inputs))
-        return Weighing(sites=rescue_weights({site: inputs.reports[site]["rescue_factor"] for site in inputs.sites}))
+        return Weighing(sites=rescue_weights(inputs.reported("rescue_factor")))
 
 
 WITH_PROJECTOR = {**LEARNS, "projector_dim": 96}  # width of the packaged prior's features; MoCo's ResNet-50 has 2048

@@ -58,8 +58,8 @@ class FedMGDA(Steps):
         self.step = float(scaled.sum())
 
         def spread_over_sites(values: torch.Tensor) -> dict[str, float]:
-            zeros = dict.fromkeys(inputs.sites, 0.0)
-            return normalise(zeros | {inputs.sites[k]: value for k, value in zip(moved, values.tolist(), strict=True)})
+            of_moved = {inputs.sites[k]: value for k, value in zip(moved, values.tolist(), strict=True)}
+            return normalise(dict.fromkeys(inputs.sites, 0.0) | of_moved)
 
         return Weighing(
             sites=spread_over_sites(scaled), buffers=spread_over_sites(shares), values={"step": self.step},

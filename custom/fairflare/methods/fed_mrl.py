@@ -20,13 +20,14 @@ from dataclasses import field
 from typing import Any, ClassVar, Literal
 
 from fairflare.base.acting import OnlyWith, only_with
-from fairflare.base.checks import few
+from fairflare.base.checks import few, refuse, true_texts
 from fairflare.base.settings import settings
 from fairflare.core.agents.mu_rewards import INITIAL_MU
 from fairflare.exchange.messages import BySite
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import NO_IMAGES, TRAINING, VALIDATION, Field, ReportError
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
+from fairflare.methods.base.saved import Own
 from fairflare.methods.fed_prox import JOB
 from fairflare.methods.parts.fair_training import FairProximalTraining
 from fairflare.methods.parts.mu_policy import SHOWN, MuPolicy, QMixMu
@@ -117,9 +118,7 @@ class FedMRL(Rule):
     mean_loss: Literal["mean", "weighted", "sum"] = "mean"
     fair_mean: Literal["winsorised", "plain"] = "winsorised"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._mean: float | None = None
+    _mean = Own[float | None](lambda: None)
 
     def follows_num_rounds(self) -> list[str]:
         return ["mu_policy"] if self.mu_policy.follows_num_rounds else []
@@ -147,18 +146,18 @@ class FedMRL(Rule):
         return "its map compares the sites' models (weighting=samples does not)" * self.weighting.needs_received
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        if inputs.received is None and (self.weighting.needs_received or self.mu_policy.tells):
-            raise RuntimeError(
-                "FedMRL's map needs the model that the sites received, and its agents tell the sites mu, which a stock "
-                "controller does not do; run it with fairflare.flare.controller.RoundsController, or set "
-                "weighting=BySamples() and mu_policy=FixedMu()"
-            )
+        refuse({
+            "FedMRL's map needs the model that the sites received, and its agents tell the sites mu, which a stock "
+            "controller does not do; run it with fairflare.flare.controller.RoundsController, or set "
+            "weighting=BySamples() and mu_policy=FixedMu()": (
+                inputs.received is None and (self.weighting.needs_received or self.mu_policy.tells)
+            ),
+        }, RuntimeError)  # fmt: skip
         self.weighting.memory_folder = self.memory_folder
         weights, details = self.weighting.weigh(inputs)
         warnings = _warn_of_clamp(inputs)
         self._mean = self._mean_of(inputs, warnings)
-        values = {} if self._mean is None else {"mean_loss": self._mean}
-        values.update(self.mu_policy.choose(inputs))
+        values = {**({} if self._mean is None else {"mean_loss": self._mean}), **self.mu_policy.choose(inputs)}
         warnings += self.mu_policy.warnings
         self.mu_policy.warnings.clear()
         for line in warnings:
@@ -169,15 +168,13 @@ class FedMRL(Rule):
 
     def _mean_of(self, inputs: RoundInputs, warnings: list[str]) -> float | None:
         """Return F, the mean or sum of the sites' finite losses, or ``None`` if the next round has no fairness term."""
-        reported = {s: inputs.reports[s]["train_loss"] for s in inputs.sites}
-        finite = {s: v for s, v in reported.items() if math.isfinite(v)}
+        finite = {s: v for s, v in inputs.reported("train_loss").items() if math.isfinite(v)}
         if not finite:
             return None
         if self.fair_mean == "winsorised":
             before, finite = finite, winsorise(finite)
             moved = [f"{s!r} {before[s]:g} as {finite[s]:g}" for s in finite if finite[s] != before[s]]
-            if moved:
-                warnings.append(f"losses far from the median count in F only in part: {few(moved, SHOWN)}")
+            warnings += true_texts({f"losses far from the median count in F only in part: {few(moved, SHOWN)}": moved})
         if self.mean_loss == "sum":
             return math.fsum(finite.values())
         share = {s: inputs.num_samples[s] if self.mean_loss == "weighted" else 1 for s in finite}
@@ -201,12 +198,10 @@ def _warn_of_clamp(inputs: RoundInputs) -> list[str]:
     """Return a warning that lists sites whose gradient factor was at a limit in most batches, or an empty text."""
     shares = {site: inputs.reports[site].get("clamped") or 0.0 for site in inputs.sites}
     stuck = [f"{site!r} {share:.0%}" for site, share in shares.items() if share > 0.5]
-    if not stuck:
-        return []
-    return [
+    return true_texts({
         f"the fairness factor sat at fair_clamp or fair_max in most batches of {few(stuck, SHOWN)}; at fair_clamp=0 "
-        "such batches teach nothing: a smaller fair_weight, or a fair_clamp above 0, keeps the site training"
-    ]
+        "such batches teach nothing: a smaller fair_weight, or a fair_clamp above 0, keeps the site training": stuck,
+    })  # fmt: skip
 
 
 METHODS = [

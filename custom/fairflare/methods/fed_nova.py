@@ -7,6 +7,7 @@ site's update is divided by its effective number of steps, and the weighted sum 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -14,10 +15,11 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from fairflare.base.acting import OnlyWith, only_with
+from fairflare.base.checks import refuse, refuse_if
 from fairflare.base.settings import Flag, NonNegative, settings
 from fairflare.core.aggregation.fair_rules import AccumulatedSteps, most_accumulated, nova_weights
 from fairflare.methods.base.catalog import Method
-from fairflare.methods.base.reports import NO_IMAGES, Field, ReportError
+from fairflare.methods.base.reports import NO_IMAGES, Field
 from fairflare.methods.base.rule import RoundInputs, Steps, Weighing, sample_weights
 from fairflare.methods.base.training import SiteRun
 from fairflare.methods.fed_prox import JOB, ProximalTraining, Pull
@@ -51,18 +53,18 @@ class NovaTraining(ProximalTraining):
     """
 
     acts: ClassVar[dict[str, OnlyWith | None]] = {"nesterov": only_with("optimizer", "sgd")}
+    own_type = _Counted
 
     mu: NonNegative = 0.0
     nesterov: Flag = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.optimizer == "sgd" and self.learning_rate * self.mu >= 1:
-            raise ValueError(f"learning_rate * mu must be below 1, got {self.learning_rate!r} * {self.mu!r}")
-
-    def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
-        pull = self.pull(run, model)
-        run.own = _Counted(pull.mu, pull.received)
+        refuse({
+            f"learning_rate * mu must be below 1, got {self.learning_rate!r} * {self.mu!r}": (
+                self.optimizer == "sgd" and self.learning_rate * self.mu >= 1
+            ),
+        })  # fmt: skip
 
     def step(
         self,
@@ -118,19 +120,18 @@ class FedNova(Steps):
     effective_steps: Literal["norms", "steps"] = "norms"
 
     def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
-        norm = report["step_norm"]
-        if num_steps is not None and norm > most_accumulated(num_steps) * (1 + 1e-9):
-            most = f"{most_accumulated(num_steps):g}"
-            raise ReportError(f"site {site!r}: field 'step_norm' is {norm:g}, {num_steps} steps come to {most} at most")
+        norm, most = report["step_norm"], math.inf if num_steps is None else most_accumulated(num_steps)
+        too_large = norm > most * (1 + 1e-9)
+        refuse_if(site, {f"field 'step_norm' is {norm:g}, {num_steps} steps come to {most:g} at most": too_large})
         return {**report, "num_steps": num_steps}
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         shares = sample_weights(inputs)
-        norms = inputs.moderated({site: inputs.reports[site]["step_norm"] for site in inputs.sites}, "step_norm")
+        norms = inputs.moderated(inputs.reported("step_norm"), "step_norm")
         steps = None
         if self.effective_steps == "steps":
-            reported = {site: inputs.reports[site]["num_steps"] or norms[site] for site in inputs.sites}
-            steps = inputs.moderated(reported, "num_steps")
+            reported = inputs.reported("num_steps")
+            steps = inputs.moderated({site: reported[site] or norm for site, norm in norms.items()}, "num_steps")
         weights, self.step = nova_weights(shares, norms, steps)
         return Weighing(sites=weights, buffers=shares, values={"step": self.step})
 

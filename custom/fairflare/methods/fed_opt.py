@@ -14,6 +14,7 @@ from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import BelowOne, Positive, settings
 from fairflare.core.states import Made, State
 from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.saved import Saved
 from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_avg import FedAvg
 
@@ -28,11 +29,7 @@ class FedAvgM(FedAvg):
 
     beta: BelowOne = 0.9
 
-    _outlive = ("velocity",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._velocity: dict[str, torch.Tensor] = {}
+    _velocity = Saved(dict[str, torch.Tensor])
 
     def move(self, change: State) -> State:
         old = self._velocity
@@ -70,12 +67,8 @@ class FedOpt(FedAvg):
     beta2: BelowOne = 0.99
     server_tau: Positive = 1e-3
 
-    _outlive = ("mean", "square")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._mean: dict[str, torch.Tensor] = {}
-        self._square: dict[str, torch.Tensor] = {}
+    _mean = Saved(dict[str, torch.Tensor])
+    _square = Saved(dict[str, torch.Tensor])
 
     def move(self, change: State) -> State:
         beta1 = self.beta1 if self.beta1 is not None else 0.0 if self.form == "adagrad" else 0.9

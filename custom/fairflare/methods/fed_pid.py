@@ -16,6 +16,7 @@ from fairflare.core.weighting import POWER_FLOOR, blended_weights
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import TRAINING, Field
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
+from fairflare.methods.base.saved import Saved
 from fairflare.methods.base.training import SiteRun
 from fairflare.methods.parts.probes import MAX_LOSS, LossProbe, mean_loss
 
@@ -61,17 +62,13 @@ class FedPID(Rule):
 
     form: Literal["fed_cost_w_avg", "fed_pid_avg", "fed_pid"] = "fed_pid_avg"
 
-    _outlive = ("first", "costs")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._first: dict[str, float] = {}
-        self._costs: dict[str, list[float]] = {}  # the last costs of each site, the newest last
+    _first = Saved(dict[str, float])
+    _costs = Saved(dict[str, list[float]])  # the last costs of each site, the newest last
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         shares, first = sample_weights(inputs), dict(self._first)
         before = {site: costs[-1] for site, costs in self._costs.items()}
-        costs = {site: inputs.reports[site]["cost"] for site in inputs.sites}
+        costs = inputs.reported("cost")
         known = {site: cost for site, cost in costs.items() if math.isfinite(cost)}
         known = known and inputs.moderated(known, "cost")
         now = {site: known.get(site, math.nan) for site in costs}

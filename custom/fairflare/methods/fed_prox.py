@@ -41,6 +41,7 @@ class ProximalTraining(LocalTraining):
     """
 
     under_dp: ClassVar[bool] = True
+    own_type: ClassVar[type[Pull]] = Pull  # type of ``run.own``
 
     mu: NonNegative = 0.1
 
@@ -51,7 +52,8 @@ class ProximalTraining(LocalTraining):
         """Return the strength and the centre of this round's proximal term."""
         announced = (run.directives.get("mu") or {}).get(run.site, self.mu)
         mu = float(announced) if math.isfinite(announced) and announced >= 0 else FALLBACK_MU
-        return Pull(mu, {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad})
+        centre = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+        return self.own_type(mu, centre)
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         objective = criterion_loss(self, run, model(inputs), targets)

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from fairflare.base.checks import refuse
 from fairflare.base.settings import settings
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.home import Home
 from fairflare.methods.base.reports import TRAINING, Field
 from fairflare.methods.base.rule import RoundInputs, State, Weighing
-from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun
+from fairflare.methods.base.saved import Saved
+from fairflare.methods.base.training import LocalTraining, SiteRun, refuse_at
 from fairflare.methods.fed_avg import FedAvg
 
 if TYPE_CHECKING:
@@ -35,8 +37,9 @@ class OwnStatistics(Home):
         from fairflare.core.features.input_norm import pool_pixels
 
         state = super().begin(run, model, received)
-        if f"{NORM}.running_mean" not in state:
-            raise SiteError(f"site {run.site!r}: fed_rdn needs a network of FairFlare's tasks, with adapters=fed_rdn")
+        refuse_at(run.site, {
+            "fed_rdn needs a network of FairFlare's tasks, with adapters=fed_rdn": f"{NORM}.running_mean" not in state,
+        })  # fmt: skip
         if not int(state[f"{NORM}.num_batches_tracked"]):
             statistics = pool_pixels(run.data.batches("training", batch_size=self.half.batch_size))
             for name, value in zip(("running_mean", "running_var"), statistics or (), strict=False):
@@ -65,15 +68,16 @@ class RandomStatistics(LocalTraining):
     def check_task(self, task: Task) -> None:
         super().check_task(task)
         kind = getattr(getattr(task, "adapters", None), "kind", None)
-        if kind != "fed_rdn":
-            raise ValueError(f"fed_rdn normalises images in the network; the task has adapters={kind or 'none'}: set "
-                             "adapters=fed_rdn")  # fmt: skip
         padded = getattr(task, "resize", "") == "pad" or getattr(task, "spacing", None) is not None
-        if padded and getattr(task, "class_labels", False):
-            raise ValueError(
-                "fed_rdn measures all pixels, also the edge that resize=pad (of volumes spacing) puts around an image "
-                "for classification; set resize to 'stretch' or 'crop', of volumes leave out spacing"
-            )
+        refuse({
+            f"fed_rdn normalises images in the network; the task has adapters={kind or 'none'}: set adapters=fed_rdn": (
+                kind != "fed_rdn"
+            ),
+            "fed_rdn measures all pixels, also the edge that resize=pad (of volumes spacing) puts around an image for "
+            "classification; set resize to 'stretch' or 'crop', of volumes leave out spacing": (
+                padded and getattr(task, "class_labels", False)
+            ),
+        })  # fmt: skip
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         norm: Any = model.get_submodule(NORM)
@@ -113,18 +117,14 @@ class FedRDN(FedAvg):
     }
 
     weighs: ClassVar[bool] = False
-    _outlive = ("statistics",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._statistics: dict[str, list[list[float]]] = {}
+    _statistics = Saved(dict[str, list[list[float]]])
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         return {TOLD: [self._statistics[site] for site in sorted(self._statistics)]}
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        by_site = {site: report["input_std"] for site, report in inputs.reports.items()}
-        known = {site: stds for site, stds in by_site.items() if stds and all(map(math.isfinite, stds))}
+        reported = inputs.reported("input_std")
+        known = {site: stds for site, stds in reported.items() if stds and all(map(math.isfinite, stds))}
         lengths = [len(stds) for stds in known.values()]
         channels = max(lengths, key=lengths.count, default=0)  # the number at most sites
         alike = {s: stds for s, stds in known.items() if len(stds) == channels}

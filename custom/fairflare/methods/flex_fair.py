@@ -17,13 +17,15 @@ import numpy as np
 import torch
 
 from fairflare.base.acting import OnlyWith, only_with
+from fairflare.base.checks import refuse, refuse_if
 from fairflare.base.settings import NonNegative, settings
 from fairflare.core.aggregation.fair_rules import variance_slopes
 from fairflare.core.statistics.group_metrics import positives
 from fairflare.exchange.messages import BySite
 from fairflare.methods.base.catalog import Method
-from fairflare.methods.base.reports import Field, ReportError
+from fairflare.methods.base.reports import Field
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
+from fairflare.methods.base.saved import Saved
 from fairflare.methods.base.training import LocalTraining, SiteRun, criterion_losses
 from fairflare.methods.fed_ism import JOB
 from fairflare.methods.parts.group_sums import (
@@ -68,18 +70,22 @@ class VariancePenalty(LocalTraining):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.flexfair_over != "sites" and not self.flexfair_attribute:
-            over = f"flexfair_over={self.flexfair_over!r}"
-            raise ValueError(f"{over} needs flexfair_attribute, an attribute that the datalists declare")
+        refuse({
+            f"flexfair_over={self.flexfair_over!r} needs flexfair_attribute, an attribute that the datalists declare": (
+                self.flexfair_over != "sites" and not self.flexfair_attribute
+            ),
+        })  # fmt: skip
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        facts = check_attribute(run, self.flexfair_attribute) if self.flexfair_attribute else {}
-        return {**super().check(run, model), **facts}
+        return {**check_attribute(run, self.flexfair_attribute), **super().check(run, model)}
 
     def check_task(self, task: Task) -> None:
         super().check_task(task)
-        if self.flexfair_measure != "equal_accuracy" and not task.has_classes:
-            raise ValueError(f"flexfair_measure={self.flexfair_measure!r} needs a task with classes")
+        refuse({
+            f"flexfair_measure={self.flexfair_measure!r} needs a task with classes": (
+                self.flexfair_measure != "equal_accuracy" and not task.has_classes
+            ),
+        })  # fmt: skip
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         tables = losses_by_group(self, run, model, self.flexfair_attribute, self._classes(run))
@@ -152,12 +158,8 @@ class FlexFair(Rule):
     flexfair_weight: NonNegative = 2.0
 
     weighs: ClassVar[bool] = False
-    _outlive = ("sites", "groups")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._sites: dict[str, list[float]] = {}  # slopes by site and class
-        self._groups: list[list[float]] = []  # slopes by group and class
+    _sites = Saved(dict[str, list[float]])  # slopes by site and class
+    _groups = Saved(list[list[float]])  # slopes by group and class
 
     def counted(self, report: Mapping[str, Any]) -> Mapping[str, float]:
         images = _rows(report[GROUP_IMAGES.name], report["rows"])
@@ -168,11 +170,10 @@ class FlexFair(Rule):
         count, rows = len(report[GROUP_LOSSES.name] or ()), report["rows"]
         most = 1 if self.flexfair_measure == "equal_accuracy" else MOST_GROUPS  # largest number of columns (classes)
         fits = not (rows % 1 or count % rows) and count <= most * rows and (rows == 1 or self.flexfair_over != "sites")
-        if count and not fits:
-            raise ReportError(
-                f"site {site!r}: field 'group_losses' has {count} entries; expected is a multiple of "
-                f"'rows' = {rows:g} (one for all images, one for each group of people); {ALIKE}"
-            )
+        refuse_if(site, {
+            f"field 'group_losses' has {count} entries; expected is a multiple of 'rows' = {rows:g} (one for all "
+            f"images, one for each group of people); {ALIKE}": count > 0 and not fits,
+        })  # fmt: skip
         return report
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
@@ -200,27 +201,24 @@ class FlexFair(Rule):
 
     def _tables(self, inputs: RoundInputs) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, np.ndarray[Any, Any]]]:
         """Return losses and numbers of images by row and class of each site whose report has most sites' shape."""
-        names = (GROUP_LOSSES.name, GROUP_IMAGES.name)
-        form = {s: (inputs.reports[s]["rows"], len(inputs.reports[s][names[0]] or ())) for s in inputs.sites}
+        reports = inputs.reported(GROUP_LOSSES.name)
+        form = {s: (inputs.reports[s]["rows"], len(reported or ())) for s, reported in reports.items()}
         most = Counter(
             shape for shape in form.values() if shape[1] and not (shape[0] % 1 or shape[1] % shape[0])
         ).most_common(1)
         if not most:
             return {}, {}
         rows, cells = most[0][0]
-        alike = [site for site in inputs.sites if form[site] == (rows, cells)]
-        reported = {s: {name: np.asarray(inputs.reports[s][name], float) for name in names} for s in alike}
-        every = {site: arrays[names[0]].copy() for site, arrays in reported.items()}
+        every = {site: np.asarray(reports[site], float) for site in inputs.sites if form[site] == (rows, cells)}
+        losses = {site: table.copy().reshape(int(rows), -1) for site, table in every.items()}
+        images = {s: np.asarray(inputs.reports[s][GROUP_IMAGES.name], float).reshape(int(rows), -1) for s in every}
         for cell in range(cells):
             known = {site: float(table[cell]) for site, table in every.items() if math.isfinite(table[cell])}
             others = [
                 loss for table in every.values() for loss in np.delete(table, cell).tolist() if math.isfinite(loss)
             ]
-            for site, loss in inputs.moderated(known, names[0], others).items() if known else ():
-                reported[site][names[0]][cell] = loss
-        losses, images = (
-            {site: arrays[name].reshape(int(rows), -1) for site, arrays in reported.items()} for name in names
-        )
+            for site, loss in inputs.moderated(known, GROUP_LOSSES.name, others).items() if known else ():
+                losses[site].flat[cell] = loss
         factors = bound_counts(inputs, {site: float(np.nansum(table[0])) for site, table in images.items()})
         return losses, {site: table * factors[site] for site, table in images.items()}
 

@@ -14,11 +14,13 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from fairflare.base.checks import refuse_if
 from fairflare.base.settings import NonNegative, Positive, settings
 from fairflare.core.statistics.group_metrics import exponentiate
+from fairflare.core.weighting import normalise
 from fairflare.methods.base.catalog import Method
-from fairflare.methods.base.reports import ReportError
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
+from fairflare.methods.base.saved import Saved
 from fairflare.methods.base.training import LocalTraining, SiteRun, criterion_losses
 from fairflare.methods.fed_ism import JOB
 from fairflare.methods.parts.group_sums import (
@@ -51,8 +53,7 @@ class GroupWeighted(LocalTraining):
     dro_attribute: str = ""
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        facts = check_attribute(run, self.dro_attribute) if self.dro_attribute else {}
-        return {**super().check(run, model), **facts}
+        return {**check_attribute(run, self.dro_attribute), **super().check(run, model)}
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         tables = losses_by_group(self, run, model, self.dro_attribute, 1)
@@ -103,12 +104,8 @@ class GroupDRO(Rule):
     dro_rate: Positive = 0.1
     dro_adjustment: NonNegative = 0.0
 
-    _outlive = ("q", "told")  # by number of the group, or by site if each site is one group
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._q: dict[str, float] = {}
-        self._told: dict[str, float] = {}
+    _q = Saved(dict[str, float])  # by number of the group, or by site if each site is one group
+    _told = Saved(dict[str, float])  # by the same
 
     @property
     def weighs(self) -> bool:
@@ -120,10 +117,7 @@ class GroupDRO(Rule):
 
     def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
         count, most = len(report["group_losses"] or ()), MOST_GROUPS if self.dro_attribute else 1
-        if count > most:
-            raise ReportError(
-                f"site {site!r}: field 'group_losses' has {count} entries, there are at most {most} groups"
-            )
+        refuse_if(site, {f"field 'group_losses' has {count} entries, there are at most {most} groups": count > most})
         return report
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
@@ -144,8 +138,8 @@ class GroupDRO(Rule):
         details = {"q": dict(self._q)}
         if self.dro_attribute:
             return Weighing(sites=sample_weights(inputs), details=details)
-        held = {site: self._q.get(site, 1 / len(inputs.sites)) for site in inputs.sites}
-        return Weighing(sites={site: q / math.fsum(held.values()) for site, q in held.items()}, details=details)
+        weights = normalise({site: self._q.get(site, 1 / len(inputs.sites)) for site in inputs.sites})
+        return Weighing(sites=weights, details=details)
 
     def _pool_groups(self, inputs: RoundInputs) -> tuple[dict[str, float], dict[str, float]]:
         """Return mean loss and number of images, over all sites, of each group that at least one site reports.
@@ -179,8 +173,7 @@ class GroupDRO(Rule):
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         if not self.dro_attribute or not self._told:
             return {}
-        groups = range(1 + max(map(int, self._told)))
-        return {WEIGHTS: [self._told.get(str(group), 1.0) for group in groups]}
+        return {WEIGHTS: [self._told.get(str(group), 1.0) for group in range(1 + max(map(int, self._told)))]}
 
 
 METHODS = [

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fairflare.base.cases.floor import all_records
+from fairflare.base.checks import refuse
 from fairflare.base.settings import BelowOne, Fraction, NonNegative, settings
 from fairflare.core.losses import drw_weights, ldam_loss
 from fairflare.methods.base.catalog import Method
@@ -47,15 +48,18 @@ class MarginTraining(LocalTraining):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.criterion != "task":
-            raise ValueError(f"criterion must be 'task', as LDAM has a loss of its own, got {self.criterion!r}")
+        refuse({
+            f"criterion must be 'task', as LDAM has a loss of its own, got {self.criterion!r}": (
+                self.criterion != "task"
+            ),
+        })  # fmt: skip
 
     def check_task(self, task: Task) -> None:
         super().check_task(task)
-        if task.has_classes is False:
-            raise ValueError("LDAM needs a classification task, since its margins are by class")
-        if getattr(task, "classifier", "cosine") != "cosine":
-            raise ValueError(f"it needs a cosine classifier; {NEEDED}")
+        refuse({
+            "LDAM needs a classification task, since its margins are by class": task.has_classes is False,
+            f"it needs a cosine classifier; {NEEDED}": getattr(task, "classifier", "cosine") != "cosine",
+        })  # fmt: skip
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         self._counts(run)
@@ -67,10 +71,9 @@ class MarginTraining(LocalTraining):
 
     @all_records()
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
-        counts = self._counts(run)
         run.own = drw_weights(
-            counts, run.current_round, run.num_rounds, beta=self.drw_beta, start=self.drw_start
-        )  # fmt: skip
+            self._counts(run), run.current_round, run.num_rounds, beta=self.drw_beta, start=self.drw_start
+        )
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         scale = _scale(run, model)

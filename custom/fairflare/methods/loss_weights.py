@@ -52,9 +52,7 @@ class LossWeights(FedAvg):
     bound_gap: Positive = 0.2
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        shares = super().weigh(inputs).sites
-        assert shares is not None
-        losses = {site: inputs.reports[site]["probe_loss"] for site in inputs.sites}
+        shares, losses = self.shares(inputs), inputs.reported("probe_loss")
         if self.form == "prop_fair":
             return Weighing(sites=proportional_weights(shares, losses, self.loss_bound, self.bound_gap))
         return Weighing(sites=tilted_weights(shares, losses, self.tilt if self.form == "term" else 1 / self.eba_tau))

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from fairflare.base.acting import OnlyWith, only_with
+from fairflare.base.checks import refuse
 from fairflare.base.settings import NonNegative, Positive, settings
 from fairflare.core.losses import model_contrastive_loss
 from fairflare.methods.base.catalog import Method
@@ -29,14 +29,6 @@ NEEDED = (
     "MOON needs the features in front of the classifier; take the classification task's network, or give your own "
     "network embed(images) and head(features)"
 )
-
-
-@dataclass
-class _Contrast:
-    """Store the received and the previous local model in evaluation mode; if the latter is None, the term is log 2."""
-
-    received: torch.nn.Module
-    previous: torch.nn.Module | None
 
 
 @settings
@@ -73,8 +65,11 @@ class ContrastiveTraining(LocalTraining):
 
     def check_task(self, task: Task) -> None:
         super().check_task(task)
-        if task.has_classes is False:
-            raise ValueError("MOON needs a classification task, since it compares the features of whole images")
+        refuse({
+            "MOON needs a classification task, since it compares the features of whole images": (
+                task.has_classes is False
+            ),
+        })  # fmt: skip
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         check_parts(run, model, ("embed", "head"), NEEDED)
@@ -88,18 +83,18 @@ class ContrastiveTraining(LocalTraining):
         previous = None if stored is None else _freeze(model)
         if previous is not None and stored is not None:
             previous.load_state_dict({**(run.sent.rest(previous.state_dict()) if run.sent else {}), **stored})
-        run.own = _Contrast(_freeze(model), previous)
+        run.own = _freeze(model), previous  # received and previous local model; without the latter the term is log 2
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if self.mu == 0:
             return super().loss(run, model, inputs, targets)
-        memory: _Contrast = run.own
+        received, previous = run.own
         z = model.embed(inputs)  # type: ignore[operator]
         supervised = criterion_loss(self, run, model.head(z), targets)  # type: ignore[operator]
-        if memory.previous is None:
+        if previous is None:
             return supervised + self.mu * math.log(2)
         with torch.no_grad():
-            z_global, z_previous = (m.embed(inputs) for m in (memory.received, memory.previous))  # type: ignore[operator]
+            z_global, z_previous = (m.embed(inputs) for m in (received, previous))
         return supervised + self.mu * model_contrastive_loss(z, z_global, z_previous, self.temperature)
 
 

@@ -10,12 +10,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
+from fairflare.base.checks import refuse_if
 from fairflare.base.settings import NonNegative, Positive, settings
 from fairflare.core.aggregation.fair_rules import finite_or_mean, q_bend, q_step
 from fairflare.core.aggregation.updates import squared_norms
 from fairflare.core.weighting import POWER_FLOOR, power_weights, uniform_weights
 from fairflare.methods.base.catalog import Method
-from fairflare.methods.base.reports import LENGTH, TRAINING, Field, ReportError
+from fairflare.methods.base.reports import LENGTH, TRAINING, Field
 from fairflare.methods.base.rule import RoundInputs, Steps, Weighing
 from fairflare.methods.parts.probes import PROBE_LOSS, LossProbe
 
@@ -66,9 +67,7 @@ class QFedAvg(Steps):
     learning_rate: Positive = 1e-3
     lipschitz: Positive | Literal["auto", "rate"] = "auto"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._measured: float | None = None  # least L that was measured so far
+    _measured = math.inf  # least L that was measured so far
 
     @property
     def only_mean(self) -> str:  # type: ignore[override]
@@ -78,19 +77,20 @@ class QFedAvg(Steps):
         return {LENGTH: True} if self.secure and self.q_form == "delta_h" else {}
 
     def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
-        if self.directives(0, 0, [site]) and report[LENGTH] is None:
-            why = "lower min_cases there, or set q_form=weighted"
-            raise ReportError(f"site {site!r}: the report lacks the field {LENGTH!r} that secure=sums needs; {why}")
+        refuse_if(site, {
+            f"the report lacks the field {LENGTH!r} that secure=sums needs; lower min_cases there, or set "
+            "q_form=weighted": bool(self.directives(0, 0, [site])) and report[LENGTH] is None,
+        })  # fmt: skip
         return report
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        losses = finite_or_mean({site: inputs.reports[site]["probe_loss"] for site in inputs.sites})
+        losses = finite_or_mean(inputs.reported("probe_loss"))
         if self.q_form == "weighted":
             return Weighing(sites=power_weights(losses, self.q))
         losses = inputs.moderated({site: max(loss, POWER_FLOOR) for site, loss in losses.items()}, "probe_loss")
         if self.secure:
-            lengths = {site: inputs.reports[site][LENGTH] for site in inputs.sites}
-            squares = {site: norm * norm for site, norm in inputs.moderated(lengths, LENGTH).items()}
+            lengths = inputs.moderated(inputs.reported(LENGTH), LENGTH)
+            squares = {site: norm * norm for site, norm in lengths.items()}
         else:
             squares = squared_norms(inputs.states, inputs.start(self), inputs.parameters)
         lipschitz = self._constant(q_bend(losses, squares, self.q))
@@ -108,14 +108,14 @@ class QFedAvg(Steps):
         if self.lipschitz != "auto":
             return self.lipschitz
         if 0 < bend < math.inf:
-            self._measured = min(1 / bend, math.inf if self._measured is None else self._measured)
-        return 1.0 if self._measured is None else self._measured  # no model has changed yet, so that any L is right
+            self._measured = min(1 / bend, self._measured)
+        return self._measured if self._measured < math.inf else 1.0  # no model has changed yet, so that any L is right
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self._measured is None else {"lipschitz": self._measured}
+        return {"lipschitz": self._measured} if self._measured < math.inf else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._measured = state.get("lipschitz")
+        self._measured = state.get("lipschitz", math.inf)
 
 
 METHODS = [

@@ -17,7 +17,8 @@ from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.home import fitting, keep
 from fairflare.methods.base.reports import NO_IMAGES, Field
 from fairflare.methods.base.rule import RoundInputs, SendsBeside, State, SumOfKept, Weighing
-from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun
+from fairflare.methods.base.saved import Saved
+from fairflare.methods.base.training import LocalTraining, SiteRun, refuse_at
 
 CONTROL = "control"  # name under which a site stores its control variate
 
@@ -63,12 +64,13 @@ class ControlledTraining(LocalTraining):
     ) -> torch.Tensor:
         loss: torch.Tensor = closure()
         kinds = {(group.get("momentum"), group["lr"]) for group in optimizer.param_groups}
-        if not isinstance(optimizer, torch.optim.SGD) or len(kinds) > 1 or min(kinds)[0]:
-            # With another optimizer, (x - y) over the sum of the rates would not be the mean gradient.
-            raise SiteError(
-                f"site {run.site!r}: {type(optimizer).__name__} with (momentum, rate) {sorted(kinds)} in its script; "
-                "for SCAFFOLD use torch.optim.SGD without momentum and with one rate"
-            )
+        # With another optimizer, (x - y) over the sum of the rates would not be the mean gradient.
+        refuse_at(run.site, {
+            f"{type(optimizer).__name__} with (momentum, rate) {sorted(kinds)} in its script; for SCAFFOLD use "
+            "torch.optim.SGD without momentum and with one rate": (
+                not isinstance(optimizer, torch.optim.SGD) or len(kinds) > 1 or min(kinds)[0]
+            ),
+        })  # fmt: skip
         if not run.untold:  # else c would grow from round to round, as the server divides by fewer steps
             for name, push in run.own.push.items():
                 parameter = model.get_parameter(name)  # also one without a gradient here, whose c_k would else drift
@@ -112,17 +114,13 @@ class Scaffold(SumOfKept, SendsBeside):
     only_mean: ClassVar[str] = "its control variate is a sum of all sites' changes"
     reads_models: ClassVar[str] = "its control variate divides each site's update by that site's rates"
 
-    _outlive = (*SumOfKept._outlive, "control")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._control: dict[str, torch.Tensor] = {}
+    _control = Saved(dict[str, torch.Tensor])
 
     def beside(self) -> State:
         return dict(self._control)
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        reported = {site: inputs.reports[site]["rate_sum"] for site in inputs.sites}
+        reported = inputs.reported("rate_sum")
         # A falsely small sum would make the change of c large; a falsely large one makes it small.
         least = inputs.moderated(
             {site: min(rate, median(reported.values())) for site, rate in reported.items()}, "rate_sum"

@@ -44,7 +44,7 @@ from fairflare.federation.server.recalibration import Recalibration
 from fairflare.federation.server.retraining import Retraining
 from fairflare.federation.server.sums import SecureSums, SitesLost, SumLost
 from fairflare.federation.site.replies import reasons
-from fairflare.methods.base.rule import Rule, SendsBeside, SendsParts, State, TwoPhase, enter_run
+from fairflare.methods.base.rule import Rule, SendsBeside, SendsParts, State, TwoPhase
 from fairflare.reporting.results import PhaseRecord, RoundRecord
 
 DROP = 0.25  # default of ``channel_drop`` where a site lacks a channel
@@ -86,7 +86,7 @@ class Rounds:
         self.experiment = Experiment(
             run, place, self.retraining, self.journal, self.files, transport.say, self.sums.kept if self.sums else {}
         )
-        enter_run(rule, self.experiment.memory, secure=bool(run.secure))
+        rule.memory_folder, rule.secure = self.experiment.memory, bool(run.secure)
         self.check = Check(task, run, self.asking, self.journal, self.retraining, self.metrics)
         self.opening = Opening(
             task, rule, run, place, transport=transport, asking=self.asking, journal=self.journal, files=self.files,

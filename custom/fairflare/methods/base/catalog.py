@@ -184,9 +184,7 @@ def _list_methods() -> dict[str, tuple[Method, str | None]]:
         *_plugins(),
         *((method, str(file)) for file, methods in _FILES.items() for method in methods),
     ):
-        if method.name not in listed:
-            listed[method.name] = method, None
-        elif listed[method.name][0] is not method:
+        if listed.setdefault(method.name, (method, None))[0] is not method:
             _tell(f"method {method.name!r} of the package {package!r} is left out: another one is called so")
     return dict(sorted(listed.items()))
 

@@ -73,12 +73,11 @@ class HalfDone:
         self, training: LocalTraining, run: SiteRun, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> None:
         self.run, self.model, self.optimizer = run, model, optimizer
-        self._every = run.save_seconds
         self._random: dict[str, torch.Tensor] = {}
         self._kept: tuple[int, int] | None = None  # epoch and steps of the position that was saved last
         self._due = math.inf
-        if self._every > 0:
-            self._due = time.monotonic() + self._every
+        if run.save_seconds > 0:
+            self._due = time.monotonic() + run.save_seconds
             self._start = self._fingerprint(training)
 
     def resume(self) -> Position:
@@ -89,7 +88,7 @@ class HalfDone:
         saved training are skipped.
         """
         run = self.run
-        if self._every <= 0:
+        if run.save_seconds <= 0:
             return Position()
         run.store.clear(HALF_DONE, but=run.current_round)
         saved = run.store.load_at(HALF_DONE, run.current_round)
@@ -139,9 +138,7 @@ class HalfDone:
         if self._kept is None or self._kept == (position.epoch, position.steps) if last else begun < self._due:
             return
         run = self.run
-        random = {"cpu": torch.get_rng_state()}
-        if run.device.type == "cuda":
-            random["cuda"] = torch.cuda.get_rng_state(run.device)
+        of_gpu = {"cuda": torch.cuda.get_rng_state(run.device)} if run.device.type == "cuda" else {}
         moving = {name: getattr(run.own, name) for name in getattr(run.own, "moving", ())}
         value = {
             "start": self._start,
@@ -151,7 +148,7 @@ class HalfDone:
             "skipped_steps": run.skipped_steps,
             "own": {name: vars(part) if hasattr(part, "__dict__") else part for name, part in moving.items()},
             "unlabelled": None if run.unlabelled is None else run.unlabelled.state(),
-            "random": random,
+            "random": {"cpu": torch.get_rng_state(), **of_gpu},
             "position": {**vars(position), "total": float(position.total)},
         }
         try:
@@ -162,7 +159,7 @@ class HalfDone:
             return
         self._kept = (position.epoch, position.steps)
         now = time.monotonic()
-        self._due = now + max(self._every, SPARE * (now - begun))
+        self._due = now + max(run.save_seconds, SPARE * (now - begun))
 
     def _fingerprint(self, training: LocalTraining) -> str:
         """Return a fingerprint of everything that a training begins with: model, settings, seed, data size and so on.
@@ -170,10 +167,9 @@ class HalfDone:
         The same number of steps from the same fingerprint leads to the same model.
         """
         run = self.run
-        digest = hashlib.blake2b(digest_size=16)
         facts = (type(training).__name__, sorted(vars(training).items(), key=str), run.seed, run.num_rounds,
                  str(run.device), run.data.num_samples("training"))  # fmt: skip
-        digest.update(repr(facts).encode())
+        digest = hashlib.blake2b(repr(facts).encode(), digest_size=16)
         for name, tensor in _list_trained(self.model):
             digest.update(name.encode())
             digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())

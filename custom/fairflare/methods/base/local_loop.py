@@ -17,7 +17,7 @@ from fairflare.base.machine.computing import LossScale, Overflow
 from fairflare.core.features.norms import LoneSample, lone_samples
 from fairflare.methods.base.half_done import HalfDone, Position
 from fairflare.methods.base.reports import SENT_BACK
-from fairflare.methods.base.site_run import NotFinite, SiteError, SiteRun
+from fairflare.methods.base.site_run import NotFinite, SiteError, SiteRun, refuse_at
 
 if TYPE_CHECKING:
     from fairflare.base.task import Task
@@ -55,11 +55,11 @@ class Trained:
             not torch.equal(tensor.detach().to(received[name].device), received[name])
             for name, tensor in model.named_parameters()
         )
-        if self.idle and not any(moved):
-            raise SiteError(
-                f"site {run.site!r}: it {SENT_BACK} in round {run.current_round}, and does not count as trained: "
-                f"{self.idle}"
-            )
+        refuse_at(run.site, {
+            f"it {SENT_BACK} in round {run.current_round}, and does not count as trained: {self.idle}": (
+                self.idle and not any(moved)
+            ),
+        })  # fmt: skip
 
     def losses(self) -> dict[str, Any]:
         """Return the training losses for the statistics of the site's reply; empty if no loss was measured."""
@@ -191,10 +191,15 @@ class LocalLoop:
         progress.keep(position, last=True)
         num_steps, losses = position.num_steps + position.steps, [*position.losses, position.loss]
         if run.skipped_steps:
-            self._say_skipped(num_steps)
+            skipped = f"{run.skipped_steps} of {num_steps} steps of round {run.current_round} overflowed in float16"
+            refuse_at(run.site, {
+                f"{skipped}, so nothing was learned; set precision to 'bf16' or 'fp32'": run.skipped_steps == num_steps,
+            }, NotFinite)  # fmt: skip
+            log.warning("site %r: %s and were left out", run.site, skipped)
         # Save the moments only after the check of the model, and only finite ones: a broken round's moments would break
         # every later round, or (a square that overflowed) stop the update of its weights for good.
-        if training.keep_optimizer_state and _finite_moments(optimizer):
+        moments = filter(torch.is_tensor, (value for by_name in optimizer.state.values() for value in by_name.values()))
+        if training.keep_optimizer_state and all(bool(torch.isfinite(moment).all()) for moment in moments):
             run.store.save(MOMENTS, run.current_round, optimizer.state_dict())
         counted_steps = num_steps - run.skipped_steps - self.unsure
         idle = "" if counted_steps else "its training images gave no batch"
@@ -233,12 +238,11 @@ class LocalLoop:
         position.total = torch.as_tensor(position.total, dtype=torch.float64, device=run.device)
         # Reading a number from a GPU waits until all of its queued work is done.
         every = 1 if run.device.type == "cpu" else LOOKED_AT
-        data = run.data.batches("training", batch_size=training.batch_size, shuffle_seed=seed, augment=training.augment)
-        batches = iter(data)
-        for _ in itertools.islice(
-            batches, position.steps
-        ):  # skip batches that are done; reading may draw random numbers
-            pass
+        batches = iter(
+            run.data.batches("training", batch_size=training.batch_size, shuffle_seed=seed, augment=training.augment)
+        )
+        # Skip batches that are done; reading them may draw random numbers.
+        next(itertools.islice(batches, position.steps, position.steps), None)
         progress.resume_random()
         for inputs, targets in itertools.islice(batches, None if most is None else most - position.steps):
             done = position.num_steps + position.steps
@@ -275,33 +279,17 @@ class LocalLoop:
 
     def _check_losses(self, total: torch.Tensor | float, step: int) -> None:
         """Raise :class:`NotFinite` if the losses so far are not finite, or if gradients exceed float16's range."""
-        run = self.run
+        run, loss = self.run, float(total)
         where = f"in round {run.current_round}, epoch {run.epoch}"
-        if not math.isfinite(float(total)):
-            by = "" if run.device.type == "cpu" else "by "
-            raise NotFinite(
-                f"site {run.site!r}: the training loss became {float(total)} {where}, {by}step {step}; lower "
-                f"learning_rate (now {self.half.learning_rate:g}), set max_grad_norm, or look for extreme values in "
-                "the images"
-            )
-        if run.scale is not None and run.scale.exhausted:
-            raise NotFinite(
-                f"site {run.site!r}: the gradients overflow in float16 at any scale {where}, step {step}; set "
-                "precision to 'bf16' or 'fp32', or lower learning_rate"
-            )
-
-    def _say_skipped(self, num_steps: int) -> None:
-        """Log how many steps overflowed in float16; raise :class:`NotFinite` if all did, as nothing was learned."""
-        run = self.run
-        line = f"site {run.site!r}: {run.skipped_steps} of {num_steps} steps of round {run.current_round} overflowed in"
-        if run.skipped_steps == num_steps:
-            raise NotFinite(f"{line} float16, so nothing was learned; set precision to 'bf16' or 'fp32'")
-        log.warning("%s float16 and were left out", line)
-
-
-def _finite_moments(optimizer: torch.optim.Optimizer) -> bool:
-    moments = (value for by_name in optimizer.state.values() for value in by_name.values())
-    return all(bool(torch.isfinite(value).all()) for value in moments if isinstance(value, torch.Tensor))
+        by = "" if run.device.type == "cpu" else "by "
+        refuse_at(run.site, {
+            f"the training loss became {loss} {where}, {by}step {step}; lower learning_rate (now "
+            f"{self.half.learning_rate:g}), set max_grad_norm, or look for extreme values in the images": (
+                not math.isfinite(loss)
+            ),
+            f"the gradients overflow in float16 at any scale {where}, step {step}; set precision to 'bf16' or 'fp32', "
+            "or lower learning_rate": run.scale is not None and run.scale.exhausted,
+        }, NotFinite)  # fmt: skip
 
 
 def check_finite(run: SiteRun, model: torch.nn.Module) -> None:

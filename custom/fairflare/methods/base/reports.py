@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fairflare.base.checks import ReportError as ReportError
+from fairflare.base.checks import refuse_if
 
 MAX_TEXT = 200
 MAX_ARRAY = 2**28  # largest number of bytes of an array in a report
@@ -23,6 +24,15 @@ SENT_BACK = "sent back the model that it received"  # part of the message about 
 TOO_FEW = "fewer cases than its min_cases"
 TRAINING, VALIDATION = ("training",), ("validation",)  # splits from whose images most values are computed
 NO_IMAGES: tuple[str, ...] = ()
+#: Type of a single value, or of an entry of a list, and the words for it, by the field's kind; only a flag is a bool.
+SINGLE: dict[str, tuple[Any, str]] = {
+    "number": ((int, float), "be a number"),
+    "vector": ((int, float), "be a number"),
+    "whole": (int, "be an integer"),
+    "flag": (bool, "be true or false"),
+    "text": (str, f"be a text of at most {MAX_TEXT} characters"),
+    "names": (str, "list names"),
+}
 
 
 @dataclass(frozen=True)
@@ -105,43 +115,28 @@ class Field:
         Raises:
             ReportError: the value is missing, of another type, or out of range (names site, field and value).
         """
-        value = report.get(self.name)
-        if value is None and self.name in suppressed:
-            if self.nan_ok or self.home_ok:
-                partner = report.get(self.same_length_as or "")
-                many = len(partner) if isinstance(partner, (list, tuple)) else 0
-                return [math.nan] * many if self.kind == "vector" else math.nan
-            if self.required:
-                raise ReportError(f"site {site!r}: the field {self.name!r} is {SUPPRESSED} there: {TOO_FEW}")
+        value, partner = report.get(self.name), report.get(self.same_length_as or "")
+        wanted = len(partner) if isinstance(partner, (list, tuple)) else 0
+        withheld = value is None and self.name in suppressed
+        if withheld and (self.nan_ok or self.home_ok):
+            return [math.nan] * wanted if self.kind == "vector" else math.nan
+        refuse_if(site, {
+            f"the field {self.name!r} is {SUPPRESSED} there: {TOO_FEW}": withheld and self.required,
+            f"the report lacks the field {self.name!r}": value is None and self.required,
+        })  # fmt: skip
         if value is None:
-            if self.required:
-                raise ReportError(f"site {site!r}: the report lacks the field {self.name!r}")
             return None
-        if self.kind in ("number", "whole"):
-            return self._number(value, site, self.name)
-        if self.kind in ("text", "flag"):
-            return self._plain(value, site)
         if self.kind == "array":
             return self._array(value, site)
+        if self.kind not in ("vector", "names"):
+            return self._single(value, site, self.name)
         checked = self._list(value, site)
-        if self.same_length_as is not None:
-            partner = report.get(self.same_length_as)
-            wanted = len(partner) if isinstance(partner, (list, tuple)) else 0
-            if len(checked) != wanted:
-                raise ReportError(
-                    f"site {site!r}: field {self.name!r} has {len(checked)} entries, "
-                    f"field {self.same_length_as!r} has {wanted}"
-                )
+        refuse_if(site, {
+            f"field {self.name!r} has {len(checked)} entries, field {self.same_length_as!r} has {wanted}": (
+                self.same_length_as is not None and len(checked) != wanted
+            ),
+        })  # fmt: skip
         return checked
-
-    def _plain(self, value: Any, site: str) -> str | bool:
-        if self.kind == "flag":
-            if not isinstance(value, bool):
-                raise self._wrong(site, self.name, "be true or false", value)
-            return value
-        if not isinstance(value, str) or len(value) > MAX_TEXT:
-            raise self._wrong(site, self.name, f"be a text of at most {MAX_TEXT} characters", value)
-        return value
 
     def _array(self, value: Any, site: str) -> np.ndarray[Any, np.dtype[np.float32]]:
         if not isinstance(value, bytes) or len(value) % 4 or len(value) > MAX_ARRAY:
@@ -155,33 +150,30 @@ class Field:
         return array
 
     def _list(self, value: Any, site: str) -> list[Any]:
-        if not isinstance(value, (list, tuple)):
-            raise ReportError(f"site {site!r}: field {self.name!r} must be a list, got {type(value).__name__}")
-        if len(value) > MAX_ENTRIES:
-            raise ReportError(f"site {site!r}: field {self.name!r} has {len(value)} entries, more than {MAX_ENTRIES}")
-        if self.kind == "vector":
-            return [self._number(v, site, f"{self.name}[{i}]") for i, v in enumerate(value)]
-        for entry in value:
-            if not isinstance(entry, str) or len(entry) > MAX_TEXT:
-                raise self._wrong(site, self.name, "list names", entry)
-        return list(value)
+        count = len(value) if isinstance(value, (list, tuple)) else None
+        refuse_if(site, {
+            f"field {self.name!r} must be a list, got {type(value).__name__}": count is None,
+            f"field {self.name!r} has {count} entries, more than {MAX_ENTRIES}": (count or 0) > MAX_ENTRIES,
+        })  # fmt: skip
+        where = "{}[{}]" if self.kind == "vector" else "{}"
+        return [self._single(entry, site, where.format(self.name, place)) for place, entry in enumerate(value)]
 
-    def _number(self, value: Any, site: str, where: str) -> float:
-        allowed = isinstance(value, int) if self.kind == "whole" else isinstance(value, (int, float))
-        if isinstance(value, bool) or not allowed:
-            raise self._wrong(site, where, "be an integer" if self.kind == "whole" else "be a number", value)
+    def _single(self, value: Any, site: str, where: str) -> float | str:
+        types, wanted = SINGLE[self.kind]
+        too_long = isinstance(value, str) and len(value) > MAX_TEXT
+        if not isinstance(value, types) or too_long or isinstance(value, bool) != (self.kind == "flag"):
+            raise self._wrong(site, where, wanted, value)
+        if isinstance(value, (bool, str)):
+            return value
         try:
             number = float(value)
         except OverflowError:
             raise self._wrong(site, where, "be finite", value) from None
-        if math.isnan(number) and self.nan_ok:
-            return number
-        if math.isinf(number) and self.infinite_ok:
+        if (math.isnan(number) and self.nan_ok) or (math.isinf(number) and self.infinite_ok):
             return math.nan
-        if not math.isfinite(number):
-            raise self._wrong(site, where, "be finite", number)
-        if not self.low <= number <= self.high:
-            raise self._wrong(site, where, f"lie in [{self.low:g}, {self.high:g}]", number)
+        if not (math.isfinite(number) and self.low <= number <= self.high):
+            wanted = f"lie in [{self.low:g}, {self.high:g}]" if math.isfinite(number) else "be finite"
+            raise self._wrong(site, where, wanted, number)
         return number
 
     @staticmethod
@@ -214,13 +206,12 @@ def read_report(
             report is no dict.
     """
     fields = tuple(fields)
-    if report is None:
-        if any(f.required for f in fields):
-            raise ReportError(f"site {site!r}: the message carries no {where}")
-        report = {}
-    if not isinstance(report, Mapping):
-        raise ReportError(f"site {site!r}: field {where!r} must be a dict, got {shorten_value(report)}")
-    return {f.name: f.read(report, site, suppressed) for f in fields}
+    no_dict = report is not None and not isinstance(report, Mapping)
+    refuse_if(site, {
+        f"the message carries no {where}": report is None and any(f.required for f in fields),
+        f"field {where!r} must be a dict, got {shorten_value(report)}": no_dict,
+    })  # fmt: skip
+    return {f.name: f.read(report or {}, site, suppressed) for f in fields}
 
 
 def misfits(reports: Mapping[str, Mapping[str, Any]], declared: Field) -> dict[str, str]:

@@ -10,12 +10,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 
-from fairflare.base import checks
+from fairflare.base.checks import refuse
 from fairflare.base.settings import settings
 from fairflare.core.aggregation.updates import gram
 from fairflare.core.states import Made
@@ -24,6 +23,7 @@ from fairflare.core.weighting import normalise
 from fairflare.exchange.messages import BySite
 from fairflare.methods.base.home import COUNTED
 from fairflare.methods.base.reports import Field
+from fairflare.methods.base.saved import KeepsState, Saved
 
 if TYPE_CHECKING:
     from fairflare.base.task import Task
@@ -69,6 +69,10 @@ class RoundInputs:
     suppressed: Mapping[str, Collection[str]] = field(default_factory=dict)  # fields that a site withholds, by site
     seed: int = 0  # seed of the run; 0 under stock controllers, which have none
 
+    def reported(self, name: str) -> dict[str, Any]:
+        """Return the value of the report's field ``name`` by site of the round."""
+        return {site: self.reports[site][name] for site in self.sites}
+
     def changing(self, state: State) -> State:
         """Return the tensors of a state that training can change, as a mapping that reads each tensor at access."""
         return Made([name for name in state if name not in self.frozen], state.__getitem__) if self.frozen else state
@@ -79,11 +83,12 @@ class RoundInputs:
         Raises:
             RuntimeError: the states are models, and the model that they started from is unknown (names the rule).
         """
-        if self.received is None and not self.updates:
-            raise RuntimeError(
-                f"{type(rule).__name__} needs to know how far each site went: have the sites send updates (params of "
-                "type DIFF), or run it with fairflare.flare.controller.RoundsController instead of a stock controller"
-            )
+        refuse({
+            f"{type(rule).__name__} needs to know how far each site went: have the sites send updates (params of type "
+            "DIFF), or run it with fairflare.flare.controller.RoundsController instead of a stock controller": (
+                self.received is None and not self.updates
+            ),
+        }, RuntimeError)  # fmt: skip
         return self.received
 
     def gram(self, rule: Rule, *, model: bool = False) -> dict[str, torch.Tensor]:
@@ -138,7 +143,7 @@ class Weighing:
 
 
 @settings
-class Rule(ABC):
+class Rule(KeepsState, ABC):
     """Define the server half of a method; base class of all rules.
 
     A subclass declares the fields that a site must report and implements :meth:`weigh`; it may override eleven further
@@ -153,13 +158,10 @@ class Rule(ABC):
     only_mean: ClassVar[str] = ""
     #: Reason why the server needs each site's model, so that ``secure=sums`` is refused; empty if it does not need it.
     reads_models: ClassVar[str] = ""
-    #: Names, without underscore, of attributes that are saved after each round: plain values, tensors, dicts and lists.
-    _outlive: ClassVar[tuple[str, ...]] = ()
+    secure = False  # whether the run has secure sums, set by the run
 
     def __post_init__(self) -> None:
-        #: Folder for data too large for :meth:`state_dict`, set by the run; ``None`` if the rule is not in a run.
-        self.memory_folder: Path | None = None
-        self.secure = False  # whether the run has secure sums, set by the run
+        """Check the settings when the object is made; a subclass calls this method of its base class first."""
 
     @abstractmethod
     def weigh(self, inputs: RoundInputs) -> Weighing:
@@ -184,7 +186,7 @@ class Rule(ABC):
         """Return whether reports should make the sites' weights differ; a run warns if the weights never differ."""
         return bool(self.report_fields)
 
-    def check_run(self, num_rounds: int, task: Task | None) -> None:  # noqa: B027 - a hook
+    def check_run(self, num_rounds: int, task: Task | None) -> None:
         """Refuse a run in which the rule would have no effect, or a task with which the rule cannot compute weights.
 
         Args:
@@ -220,23 +222,6 @@ class Rule(ABC):
         """
         return report
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the rule's state to save with the checkpoint after a round: plain values and tensors."""
-        return {name: _copy_nested(getattr(self, f"_{name}")) for name in self._outlive}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that :meth:`state_dict` returned."""
-        checks.same_names(f"what {type(self).__name__} keeps", self._outlive, "the checkpoint", state, of="value")
-        for name, value in state.items():
-            setattr(self, f"_{name}", _copy_nested(value))
-
-
-def _copy_nested(value: Any) -> Any:
-    """Return a copy of nested dicts and lists that shares their tensors, which are never changed in place."""
-    if isinstance(value, dict):
-        return {key: _copy_nested(entry) for key, entry in value.items()}
-    return list(map(_copy_nested, value)) if isinstance(value, list) else value
-
 
 # ------------------------------------------------------------------------------------------------ capabilities
 
@@ -264,10 +249,7 @@ class Steps(Rule):
     """
 
     only_mean: ClassVar[str] = "it makes a step along the mean"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.step: float | None = None
+    step: float | None = None
 
     def move(self, change: State) -> State:
         step = self.step
@@ -329,11 +311,7 @@ class SumOfKept(Rule):
         COUNTED: "the site's last round that counted, and which share of its update"
     }
 
-    _outlive: ClassVar[tuple[str, ...]] = ("counted",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._counted: dict[str, list[float]] = {}  # round and share, by site seen so far; -1: no round counted
+    _counted = Saved(dict[str, list[float]])  # round and share, by site seen so far; -1: no round counted
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         return {COUNTED: BySite({site: self._counted.get(site, [-1, 1.0]) for site in sites})}
@@ -381,8 +359,3 @@ def anchor_fields(rule: type[Rule]) -> tuple[Field, ...]:
 def sample_weights(inputs: RoundInputs) -> SiteWeights:
     """Return each site's share n_k / sum n of the training samples of the round's sites."""
     return normalise({site: float(inputs.num_samples[site]) for site in inputs.sites})
-
-
-def enter_run(rule: Rule, memory_folder: Path, *, secure: bool) -> None:
-    """Tell a rule, before its run begins, where it may keep large data, and whether the run has secure sums."""
-    rule.memory_folder, rule.secure = memory_folder, secure

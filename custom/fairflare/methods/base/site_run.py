@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from fairflare.base.cases.floor import Floor
+from fairflare.base.checks import refuse
 from fairflare.base.disk.files import save_torch, write_whole
 from fairflare.base.machine.computing import Computing, LossScale
 from fairflare.exchange.messages import CHANNEL_DROP
@@ -45,6 +46,11 @@ class SiteError(RuntimeError):
 
 class NotFinite(SiteError):
     """Signal that a training reached a loss or a tensor that is not finite."""
+
+
+def refuse_at(site: str, problems: Mapping[str, object], kind: type[SiteError] = SiteError) -> None:
+    """Raise an error of a ``kind`` with a site's name and the first problem whose condition is true."""
+    refuse(problems, lambda text: kind(f"site {site!r}: {text}"))
 
 
 @dataclass
@@ -83,9 +89,7 @@ class SiteStore:
         """
         write_whole(self._path(name, current_round), lambda path: save_torch(dict(value), path))
         rounds = self._rounds(name)
-        stale = [r for r in rounds if r > current_round]
-        old = [r for r in rounds if r <= current_round][:-kept]
-        for number in stale + old:
+        for number in {*rounds} - {*[r for r in rounds if r <= current_round][-kept:]}:
             self._path(name, number).unlink(missing_ok=True)
 
     def load_before(self, name: str, current_round: int) -> dict[str, Any] | None:

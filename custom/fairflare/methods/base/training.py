@@ -10,9 +10,9 @@ from pydantic import Field
 
 from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.aspect import FINETUNING, NORMS, refusals
-from fairflare.base.checks import first_of
+from fairflare.base.checks import refuse, true_texts
 from fairflare.base.machine.computing import Precision
-from fairflare.base.settings import BelowOne, Flag, NonNegative, Positive, PositiveInt, settings
+from fairflare.base.settings import BelowOne, Flag, NonNegative, Positive, PositiveInt, field_names, settings
 from fairflare.core import losses
 from fairflare.core.features.parts import names_in
 from fairflare.exchange.sent_tensors import check_exchange
@@ -22,6 +22,7 @@ from fairflare.methods.base.site_run import NotFinite as NotFinite
 from fairflare.methods.base.site_run import SiteError as SiteError
 from fairflare.methods.base.site_run import SiteRun as SiteRun
 from fairflare.methods.base.site_run import SiteStore as SiteStore
+from fairflare.methods.base.site_run import refuse_at as refuse_at
 
 if TYPE_CHECKING:
     from fairflare.base.task import Task
@@ -117,17 +118,14 @@ class LocalTraining:
         low, home = self.lowest_rate, self.home
         own_parts = bool(home.model or home.named) or self.norm_statistics == "site"
         facts = {**vars(self), "training": type(self).__name__, "own_tensors": home.named, "own_parts": own_parts}
-        problem = first_of(
-            {
-                f"lowest_rate must be at most learning_rate={self.learning_rate!r}, got {low!r}": (
-                    self.schedule == "cosine" and low is not None and low > self.learning_rate
-                ),
-                f"local_steps={self.local_steps!r} and local_epochs={self.local_epochs!r} exclude each other: take one "
-                "of them out": self.local_steps is not None and self.local_epochs != 1,
-            }
-        )
-        for text in filter(None, (problem, *refusals(facts, [NORMS, FINETUNING]))):
-            raise ValueError(text)
+        refuse({
+            f"lowest_rate must be at most learning_rate={self.learning_rate!r}, got {low!r}": (
+                self.schedule == "cosine" and low is not None and low > self.learning_rate
+            ),
+            f"local_steps={self.local_steps!r} and local_epochs={self.local_epochs!r} exclude each other: take one "
+            "of them out": self.local_steps is not None and self.local_epochs != 1,
+            **dict.fromkeys(refusals(facts, [NORMS, FINETUNING]), True),
+        })  # fmt: skip
 
     @property
     def home(self) -> Home:
@@ -142,10 +140,14 @@ class LocalTraining:
         Raises:
             ValueError: a setting does not suit the task (names the setting).
         """
-        if self.criterion != "task" and task.has_classes is False:
-            raise ValueError(f"criterion={self.criterion!r} needs classes; set criterion to 'task'")
-        if self.optimizer == "task" and not task.has_optimizer:
-            raise ValueError("optimizer='task' needs a MONAI bundle's; set optimizer to 'adam', 'adamw' or 'sgd'")
+        refuse({
+            f"criterion={self.criterion!r} needs classes; set criterion to 'task'": (
+                self.criterion != "task" and task.has_classes is False
+            ),
+            "optimizer='task' needs a MONAI bundle's; set optimizer to 'adam', 'adamw' or 'sgd'": (
+                self.optimizer == "task" and not task.has_optimizer
+            ),
+        })  # fmt: skip
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         """Check, without training, that the site's data and the network have what :meth:`train` needs.
@@ -158,17 +160,16 @@ class LocalTraining:
         """
         if self.criterion != "task":
             class_counts(self, run)
-        if (part := choose_tuned_part(self.personalise)) and not names_in(model, part):
-            raise SiteError(
-                f"site {run.site!r}: the network has nothing to train in its {part}, as personalise="
-                f"{self.personalise!r} asks; choose another part, such as finetune:all"
-            )
+        part = choose_tuned_part(self.personalise)
+        refuse_at(run.site, {
+            f"the network has nothing to train in its {part}, as personalise={self.personalise!r} asks; choose another "
+            "part, such as finetune:all": part and not names_in(model, part),
+        })  # fmt: skip
         return {}
 
     def follows_num_rounds(self) -> list[str]:
         """Return the settings whose effect depends on the number of rounds; a run cannot resume with another number."""
-        follows = {"schedule": self.schedule != "constant", "unlabelled": bool(self.unlabelled)}
-        return [name for name, there in follows.items() if there]
+        return true_texts({"schedule": self.schedule != "constant", "unlabelled": self.unlabelled})
 
     # -- in a round
 
@@ -244,14 +245,15 @@ def class_counts(training: LocalTraining, run: SiteRun, needs: str = "") -> torc
     """
     counts = run.data.class_counts("training")
     if counts is None:
-        needs, remedy = (
-            (needs, "") if needs else (f"criterion {training.criterion!r} needs", "set criterion to 'task' or ")
-        )
-        raise SiteError(
-            f"site {run.site!r}: {needs} classes, which the task's data do not have; {remedy}choose a classification "
-            "task"
-        )
+        needed = f"{needs or f'criterion {training.criterion!r} needs'} classes, which the task's data do not have"
+        remedy = "" if needs else "set criterion to 'task' or "
+        raise SiteError(f"site {run.site!r}: {needed}; {remedy}choose a classification task")
     return counts
+
+
+def shared_settings(training: LocalTraining) -> dict[str, Any]:
+    """Return those settings of a site half that every site half has, by name."""
+    return {name: getattr(training, name) for name in field_names(LocalTraining)}
 
 
 def check_parts(run: SiteRun, model: torch.nn.Module, parts: Sequence[str], problem: str) -> None:
@@ -260,5 +262,4 @@ def check_parts(run: SiteRun, model: torch.nn.Module, parts: Sequence[str], prob
     Raises:
         SiteError: a part is missing (the text is ``problem``).
     """
-    if any(getattr(model, part, None) is None for part in parts):
-        raise SiteError(f"site {run.site!r}: {problem}")
+    refuse_at(run.site, {problem: any(getattr(model, part, None) is None for part in parts)})

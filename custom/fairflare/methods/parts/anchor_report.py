@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -12,7 +11,7 @@ from pydantic import Field as Bounds
 from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import PositiveInt, settings
 from fairflare.core.features.layers import layers_of
-from fairflare.core.similarity import LEAST_SAMPLES, LayerSimilarity, layerwise_cka, layerwise_cosine
+from fairflare.core.similarity import LEAST_SAMPLES, layerwise_cka, layerwise_cosine
 from fairflare.core.weighting import CKA_RANGE
 from fairflare.methods.base.image_batches import ImageBatches
 from fairflare.methods.base.reports import NO_IMAGES, TRAINING, Field
@@ -141,7 +140,6 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
             images.passes = 1
         # Skip layers of which no tensor is sent: their features are the same in both models.
         layers = None if run.sent is None else run.sent.layers(layers_of(run.sent.names))
-        scores: Mapping[str, LayerSimilarity]
         if self.similarity == "cosine":
             scores = layerwise_cosine(local, anchor, images, layers=layers)
         else:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from fairflare.base.acting import OnlyWith
+from fairflare.base.checks import refuse
 from fairflare.base.settings import PositiveInt, settings
 from fairflare.base.task import evaluating
 from fairflare.core.features.federated_features import classifier_gradient
@@ -45,10 +46,10 @@ class ClassGradientTraining(LocalTraining):
 
     def check_task(self, task: Task) -> None:
         super().check_task(task)
-        if task.has_classes is False:
-            raise ValueError("CReFF needs a classification task, since its sites report gradients by class")
-        if not getattr(task, "retrained_head", True):
-            raise ValueError("CReFF needs a second classifier; set retrained_head=true of the classification task")
+        refuse({
+            "CReFF needs a classification task, since its sites report gradients by class": task.has_classes is False,
+            NEEDED: not getattr(task, "retrained_head", True),
+        })  # fmt: skip
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         check_parts(run, model, ("retrained", "embed"), NEEDED)

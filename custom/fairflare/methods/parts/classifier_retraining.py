@@ -10,11 +10,19 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from fairflare.base.cases.floor import all_records
-from fairflare.base.settings import Flag, Whole, field_names, settings
+from fairflare.base.settings import Flag, Whole, settings
 from fairflare.base.task import Proxy, evaluating
 from fairflare.core.features.parts import HEAD, only
 from fairflare.methods.base.local_loop import Trained
-from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, check_parts, class_counts, criterion_loss
+from fairflare.methods.base.training import (
+    LocalTraining,
+    SiteRun,
+    check_parts,
+    class_counts,
+    criterion_loss,
+    refuse_at,
+    shared_settings,
+)
 
 if TYPE_CHECKING:
     from fairflare.base.task import Batch, SiteData
@@ -63,13 +71,11 @@ class _Features(Proxy):
     def batches(self, split: str, *, batch_size: int, shuffle_seed: int, augment: bool) -> Iterator[Batch]:
         """Yield batches of features and classes, drawn equally by class."""
         if self._looked is None or augment:
-            pairs, encode = [], cast("Callable[[torch.Tensor], torch.Tensor]", self._model.embed)
+            encode = cast("Callable[[torch.Tensor], torch.Tensor]", self._model.embed)
             images = self._inner.batches(split, batch_size=batch_size, shuffle_seed=shuffle_seed, augment=augment)
             with evaluating(self._model):
-                for inputs, targets in images:
-                    pairs.append((encode(inputs.to(self._device)).cpu(), targets))
-            features, classes = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-            self._looked = features, classes
+                pairs = [(encode(inputs.to(self._device)).cpu(), targets) for inputs, targets in images]
+            self._looked = torch.cat([part for part, _ in pairs]), torch.cat([part for _, part in pairs])
         features, classes = self._looked
         for chosen in draw_balanced(classes, torch.Generator().manual_seed(shuffle_seed)).split(batch_size):
             yield features[chosen], classes[chosen]
@@ -105,9 +111,8 @@ class ClassifierRetraining(LocalTraining):
         directive = directives.get(DIRECTIVE)
         if directive is None:
             return training
-        usual = {name: getattr(training, name) for name in field_names(LocalTraining)}
         plain = {"criterion": "task", "schedule": "constant", "lowest_rate": None, "keep_optimizer_state": False}
-        return cls(**{**usual, **plain, "unlabelled": "", **dict(directive)})
+        return cls(**{**shared_settings(training), **plain, "unlabelled": "", **dict(directive)})
 
     def sends(self, names: Iterable[str]) -> list[str]:
         return classifier_names(names)
@@ -154,6 +159,5 @@ def _begin_anew(run: SiteRun, head: torch.nn.Module, seed: int) -> None:
         layers: list[Any] = [module for module in fresh.modules() if hasattr(module, "reset_parameters")]
         for layer in layers:
             layer.reset_parameters()
-    if not layers:
-        raise SiteError(f"site {run.site!r}: the network's head has no layer with reset_parameters(); set crt_rounds=0")
+    refuse_at(run.site, {"the network's head has no layer with reset_parameters(); set crt_rounds=0": not layers})
     head.load_state_dict(fresh.state_dict())

@@ -19,7 +19,7 @@ from fairflare.base.site_data import UNLABELLED, Proxy, SiteData
 from fairflare.core.features.norms import norms_of
 from fairflare.core.weighting import ramp
 from fairflare.methods.base.local_loop import Trained
-from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun
+from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, refuse_at
 
 SHARE, WITHOUT_LABELS = "kept", "without_labels"  # keys in a reply's stats
 LARGEST, SMOOTHING = 1.0, 0.99  # weight of the teacher's term after the ramp; decay of its moving average
@@ -37,11 +37,11 @@ def check_unlabelled(training: LocalTraining, data: SiteData, site: str) -> None
     Raises:
         SiteError: names the setting and what to do.
     """
-    if not training.unlabelled and not has_labels(data):
-        raise SiteError(
-            f"site {site!r}: it has no labelled training image; set unlabelled=consistency (with crt_rounds=0), or "
-            "leave the site out"
-        )
+    refuse_at(site, {
+        "it has no labelled training image; set unlabelled=consistency (with crt_rounds=0), or leave the site out": (
+            not training.unlabelled and not has_labels(data)
+        ),
+    })  # fmt: skip
 
 
 @contextmanager

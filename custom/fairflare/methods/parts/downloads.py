@@ -19,6 +19,7 @@ from fairflare.base.settings import settings
 from fairflare.core.aggregation.entries import change_between
 from fairflare.exchange.messages import BySite
 from fairflare.methods.base.rule import RoundInputs, SendsParts, State
+from fairflare.methods.base.saved import Saved
 
 
 @settings
@@ -33,14 +34,10 @@ class Downloads(SendsParts):
         "in it (`own_weight`); nothing of the others"
     }
 
-    _outlive: ClassVar[tuple[str, ...]] = ("first", "before", "names", "told")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._first: dict[str, torch.Tensor] = {}
-        self._before: dict[str, torch.Tensor] = {}
-        self._names: list[str] = []
-        self._told: dict[str, dict[str, float]] = {}
+    _first = Saved(dict[str, torch.Tensor])
+    _before = Saved(dict[str, torch.Tensor])
+    _names = Saved(list[str])
+    _told = Saved(dict[str, dict[str, float]])
 
     @abstractmethod
     def part(self, change: State, share: float) -> dict[str, torch.Tensor]:

@@ -6,13 +6,14 @@ Sahoo et al., MICCAI 2024; :mod:`fairflare.methods.fed_mrl` has the paper and th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
 
 from fairflare.base.acting import OnlyWith, only_with
+from fairflare.base.checks import refuse
 from fairflare.base.settings import Flag, NonNegative, Positive, settings
 from fairflare.core import losses
 from fairflare.core.agents.mu_rewards import round_entropy
@@ -61,6 +62,8 @@ class FairProximalTraining(ReportsScore, ProximalTraining):
         name: only_with("use_fair") for name in ("fair_weight", "fair_clamp", "fair_max")
     }
 
+    own_type = _Fair
+
     optimizer: Literal["adam", "adamw", "sgd", "task"] = "sgd"
     use_fair: Flag = True
     fair_weight: NonNegative = 1.0
@@ -70,15 +73,17 @@ class FairProximalTraining(ReportsScore, ProximalTraining):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.fair_clamp is not None and self.fair_clamp > self.fair_max:
-            raise ValueError(f"fair_clamp must be at most fair_max={self.fair_max!r}, got {self.fair_clamp!r}")
+        refuse({
+            f"fair_clamp must be at most fair_max={self.fair_max!r}, got {self.fair_clamp!r}": (
+                self.fair_clamp is not None and self.fair_clamp > self.fair_max
+            ),
+        })  # fmt: skip
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
-        pull = self.pull(run, model)
-        memory = run.own = _Fair(pull.mu, pull.received)
+        super().begin_round(run, model)
         mean_loss = run.directives.get("mean_loss")
         if self.use_fair and self.fair_weight > 0 and mean_loss is not None and math.isfinite(mean_loss):
-            memory.mean_loss = float(mean_loss)
+            run.own.mean_loss = float(mean_loss)
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         objective = criterion_loss(self, run, model(inputs), targets)
@@ -124,10 +129,11 @@ class FairProximalTraining(ReportsScore, ProximalTraining):
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         # With local_steps the last pass may have only just begun, so the loss is then taken over all steps.
-        whole = self.local_steps is not None
-        last = [(value, n) for epoch, value, n in run.own.batches if whole or epoch == run.epoch]
+        last = [(value, n) for epoch, value, n in run.own.batches if self.local_steps is not None or epoch == run.epoch]
         counts = run.data.class_counts("training")
         reported = counts if self.share_entropy else None
+        factors, least = run.own.factors, self.fair_clamp
+        clamped = [] if least is None else [factor <= least or factor >= self.fair_max for factor in factors]
         return {
             "train_loss": (
                 mean_loss(self, run, model)
@@ -140,10 +146,5 @@ class FairProximalTraining(ReportsScore, ProximalTraining):
             "entropy": round_entropy(reported.tolist()) if reported is not None and bool(reported.any()) else None,
             "num_classes": len(counts) if counts is not None else None,
             "mu": run.own.mu,
-            "clamped": self._share_clamped(run.own.factors),
+            "clamped": sum(clamped) / len(clamped) if clamped else None,
         }
-
-    def _share_clamped(self, factors: Sequence[float]) -> float | None:
-        if not factors or self.fair_clamp is None:
-            return None
-        return sum(factor <= self.fair_clamp or factor >= self.fair_max for factor in factors) / len(factors)

@@ -17,14 +17,14 @@ import numpy as np
 import torch
 
 from fairflare.base.cases.resampling import units_of
-from fairflare.base.settings import Flag, field_names, settings
+from fairflare.base.settings import Flag, settings
 from fairflare.core.features.norms import norms_of
 from fairflare.core.features.parts import HEAD, only
 from fairflare.core.statistics.intervals import paired_gain
 from fairflare.exchange.sent_tensors import fingerprint
 from fairflare.methods.base.home import choose_tuned_part
 from fairflare.methods.base.local_loop import Trained
-from fairflare.methods.base.training import LocalTraining, SiteRun
+from fairflare.methods.base.training import LocalTraining, SiteRun, shared_settings
 
 DIRECTIVE, OWN_GAIN = "fine_tuning", "own_gain"
 PASSES, PATIENCE = 20, 5  # passes at most; so many without a better value on the validation split end the training
@@ -54,9 +54,11 @@ class FineTuning(LocalTraining):
         """
         if DIRECTIVE not in directives:
             return training
-        usual = {name: getattr(training, name) for name in field_names(LocalTraining)}
-        fixed = {"schedule": "constant", "lowest_rate": None, "keep_optimizer_state": True, "local_epochs": 1}
-        return cls(**{**usual, **fixed, "learning_rate": training.learning_rate / 10, "shares": shares})
+        fixed = {
+            "learning_rate": training.learning_rate / 10, "schedule": "constant", "lowest_rate": None,
+            "keep_optimizer_state": True, "local_epochs": 1,
+        }  # fmt: skip
+        return cls(**{**shared_settings(training), **fixed, "shares": shares})
 
     def sends(self, names: Iterable[str]) -> list[str]:
         return list(names) if self.shares else []

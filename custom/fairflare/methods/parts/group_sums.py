@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from fairflare.base.site_data import Proxy
 from fairflare.base.task import evaluating
 from fairflare.core.statistics.group_sums import CONFUSION, Array, find_hidden_groups, find_hidden_parts, sums_of
 from fairflare.methods.base.reports import TRAINING, Field
-from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, criterion_losses
+from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, criterion_losses, refuse_at
 from fairflare.methods.parts.probes import MAX_LOSS
 
 if TYPE_CHECKING:
@@ -44,9 +45,13 @@ ACTED_ON = "method_groups"  # field of the report before the first round that li
 def check_attribute(run: SiteRun, attribute: str) -> dict[str, Any]:
     """Check that a site's data declare an attribute, and return its groups for the report before the first round.
 
+    Nothing is checked or returned for an empty attribute: the method goes by no groups.
+
     Raises:
         SiteError: the data do not declare the attribute (names it).
     """
+    if not attribute:
+        return {}
     if attribute not in run.data.attributes:
         known = ", ".join(run.data.attributes) or "none"
         raise SiteError(
@@ -63,8 +68,9 @@ def check_told(run: SiteRun, values: Sequence[float], wanted: int, what: str) ->
     Raises:
         SiteError: the server sent more or fewer numbers.
     """
-    if len(values) != wanted:
-        raise SiteError(f"site {run.site!r}: the server sent {len(values)} {what}, the site has {wanted}; {ALIKE}")
+    refuse_at(
+        run.site, {f"the server sent {len(values)} {what}, the site has {wanted}; {ALIKE}": len(values) != wanted}
+    )
 
 
 def require_numbers(numbers: list[int] | None, site: str, method: str) -> list[int]:
@@ -120,12 +126,11 @@ def confusions(run: SiteRun, model: torch.nn.Module, attribute: str, split: str)
     if labels is None:
         raise SiteError(f"site {run.site!r}: the gap between groups needs a task with classes")
     numbers, withheld = numbers_of(run, attribute, split), withhold_groups(run, attribute, split)
-    parts = find_hidden_classes(run, attribute, split, labels, scores.shape[1])
     tables = np.stack([
         sums_of(labels, scores, numbers == group, 1, 1)[CONFUSION] for group in range(count_groups(run, attribute))
     ])  # fmt: skip
     tables[sorted(withheld & set(range(len(tables))))] = np.nan
-    tables[:, sorted(parts)] = np.nan
+    tables[:, sorted(find_hidden_classes(run, attribute, split, labels, scores.shape[1]))] = np.nan
     return tables
 
 
@@ -151,8 +156,8 @@ def training_losses(
     labels: list[torch.Tensor] = []
     with torch.random.fork_rng(devices=[]), evaluating(model):
         for inputs, targets in run.data.batches("training", batch_size=training.batch_size):
-            outputs, targets = model(inputs.to(run.device)), targets.to(run.device)
-            losses.append(criterion_losses(training, run, outputs, targets).double().cpu())
+            outputs = model(inputs.to(run.device))
+            losses.append(criterion_losses(training, run, outputs, targets.to(run.device)).double().cpu())
             labels.append(targets.long().cpu() if targets.ndim == 1 else torch.zeros(len(inputs), dtype=torch.long))
     return torch.cat(losses).numpy(), torch.cat(labels).numpy()
 
@@ -233,9 +238,7 @@ class _Told(Proxy):
     def __iter__(self) -> Iterator[Batch]:
         from fairflare.core.features.group_adapter import people
 
-        seen = 0
+        numbers = iter(self._numbers)
         for batch in self._inner:
-            count = len(batch[0])
-            with people(self._model, self._numbers[seen : seen + count]):
+            with people(self._model, [*islice(numbers, len(batch[0]))]):
                 yield batch
-            seen += count

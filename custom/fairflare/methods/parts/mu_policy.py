@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from fairflare.base.checks import list_names
+from fairflare.base.checks import list_names, true_texts
 from fairflare.base.settings import Fraction, NonNegative, Part, Positive, settings
 from fairflare.core.agents.mu_rewards import (
     CAPACITY,
@@ -29,6 +28,7 @@ from fairflare.core.agents.mu_rewards import (
 )
 from fairflare.core.agents.thompson import standardise, thompson
 from fairflare.methods.base.rule import RoundInputs
+from fairflare.methods.base.saved import KeepsState, Own, Saved
 
 if TYPE_CHECKING:
     from fairflare.core.qmix import QMix
@@ -55,7 +55,7 @@ Actions = Annotated[tuple[Fraction, ...], Field(min_length=1), AfterValidator(_a
 Zeta = Annotated[Fraction, BeforeValidator(_no_percentage)]
 
 
-class MuPolicy(Part):
+class MuPolicy(KeepsState, Part):
     """Define a policy that chooses mu of each site before a round; ``_mu`` stores the chosen mu by site.
 
     Attributes:
@@ -64,10 +64,8 @@ class MuPolicy(Part):
     """
 
     follows_num_rounds: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        self._mu: dict[str, float] = {}
-        self.warnings: list[str] = []
+    _mu = Saved(dict[str, float])
+    warnings = Own(list[str])
 
     @property
     def tells(self) -> bool:
@@ -90,21 +88,12 @@ class MuPolicy(Part):
         """
         return {}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the policy's state to save after a round: plain values and tensors."""
-        return {"mu": dict(self._mu)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that :meth:`state_dict` returned."""
-        self._mu = {site: float(mu) for site, mu in state["mu"].items()}
-
 
 def _accuracy(inputs: RoundInputs) -> float | None:
     """Return the received model's accuracy over all sites' validation images; ``None``: no site measured it."""
-    reports = {site: inputs.reports[site] for site in inputs.sites}
-    counts = {site: report["num_validation"] for site, report in reports.items()}  # a withheld count is NaN
+    counts = inputs.reported("num_validation")  # a withheld count is NaN
     return global_accuracy(
-        {site: report["global_accuracy"] for site, report in reports.items()},
+        inputs.reported("global_accuracy"),
         {site: 0.0 if math.isnan(count) else count for site, count in counts.items()},
     )
 
@@ -164,31 +153,22 @@ class BanditMu(MuPolicy):
     kind: ClassVar[str] = "bandit"
     actions: Actions = MU_GRID
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._used: dict[str, float] = {}  # mu of the sites that took part in the round before
-        self._past: deque[tuple[float, dict[str, float]]] = deque(maxlen=CAPACITY)  # a reward, and mu by site before it
+    _used = Saved(dict[str, float])  # mu of the sites that took part in the round before
+    _past = Saved(list[tuple[float, dict[str, float]]])  # the last rewards, each with mu by site before it
 
     def choose(self, inputs: RoundInputs) -> dict[str, float]:
         accuracy = _accuracy(inputs)
         values = {} if accuracy is None else {"reward": reward(accuracy)}
         if self._used and values:
-            self._past.append((values["reward"], self._used))
+            self._past = [*self._past, (values["reward"], self._used)][-CAPACITY:]
         self._used = self.directives(inputs.sites)
         gains = standardise([earned for earned, _ in self._past])
         for site in inputs.sites:
-            used = [mu.get(site) for _, mu in self._past]
-            earned = [[gain for gain, mu in zip(gains, used, strict=True) if mu == action] for action in self.actions]
+            used = [(gain, mu.get(site)) for gain, (_, mu) in zip(gains, self._past, strict=True)]
+            earned = [[gain for gain, mu in used if mu == action] for action in self.actions]
             draws = random.Random(f"{inputs.seed}/{site}/{inputs.current_round}")
             self._mu[site] = self.actions[thompson(earned, draws)]
         return values
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "used": dict(self._used), "past": list(self._past)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._used, self._past = dict(state["used"]), deque(state["past"], maxlen=CAPACITY)
 
 
 @settings
@@ -224,13 +204,11 @@ class QMixMu(MuPolicy):
     updates: ClassVar[int] = 8
     explore: ClassVar[float] = 0.3
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._agents: QMix | None = None
-        self._steps = 0  # number of decisions after which the exploration rate has reached its minimum
-        self._warmup = self.warmup  # number of transitions in the warm-up, limited by the length of this run
-        self._entropy: dict[str, float] = {}  # last reported label entropy, by site
-        self._classes = 1
+    _entropy = Saved(dict[str, float])  # last reported label entropy, by site
+    _classes = Saved(lambda: 1)
+    _steps = Saved(int)  # number of decisions after which the exploration rate has reached its minimum
+    _warmup = Saved(lambda: QMixMu.warmup)  # number of transitions in the warm-up, limited by the length of this run
+    _agents = Own["QMix | None"](lambda: None)
 
     def accepts(self, site: str) -> str:
         if self._agents is None or site in self._agents.agents:
@@ -245,7 +223,13 @@ class QMixMu(MuPolicy):
             self._steps = round(self.explore * inputs.num_rounds)
             self._warmup = warmup_in(inputs.num_rounds, self.warmup)
             self._agents = self._new_agents({*inputs.asked, *inputs.sites}, inputs.seed)
-            self._warn(inputs.num_rounds)
+            rounds = learning_rounds(inputs.num_rounds, self.warmup)
+            self.warnings += true_texts({
+                f"the agents that choose mu can learn in {rounds} of {inputs.num_rounds} rounds "
+                f"({rounds * self.updates} updates; each round from the third on gives a transition, the first update "
+                f"needs {self._warmup} of them), so they hardly do better than chance; take at least {self.enough} "
+                "rounds, or a policy without agents ('bandit', 'fixed', 'random')": rounds < FEWEST,
+            })  # fmt: skip
         accuracy = _accuracy(inputs)
         earned = None if accuracy is None else reward(accuracy, self.zeta)
         values: dict[str, float | None] = {"reward": earned, "epsilon": self._agents.epsilon}
@@ -256,18 +240,19 @@ class QMixMu(MuPolicy):
         return {name: value for name, value in values.items() if value is not None}
 
     def _observations(self, inputs: RoundInputs) -> dict[str, Sequence[float]]:
-        seen: dict[str, Sequence[float]] = {}
         reports = {site: inputs.reports[site] for site in inputs.sites}
-        self._classes = max([self._classes, *(int(report["num_classes"] or 1) for report in reports.values())])
-        self._entropy |= {site: r["entropy"] for site, r in reports.items() if r["entropy"] is not None}
+        self._classes = max([self._classes, *(int(count or 1) for count in inputs.reported("num_classes").values())])
+        self._entropy |= {site: value for site, value in inputs.reported("entropy").items() if value is not None}
         total = sum(inputs.num_samples[site] for site in reports)
-        for site, report in reports.items():
-            entropy = self._entropy.get(site)
-            if entropy is not None:  # sites may report different numbers of classes
-                entropy = max(entropy, -math.log(self._classes))
-            measured = inputs.num_samples[site] / total, report["accuracy"], report["train_loss"]
-            seen[site] = observation(entropy, *measured, num_classes=self._classes)
-        return seen
+        least = -math.log(self._classes)  # sites may report different numbers of classes
+        entropy = {site: max(value, least) for site, value in self._entropy.items()}
+        return {
+            site: observation(
+                entropy.get(site), inputs.num_samples[site] / total, report["accuracy"], report["train_loss"],
+                num_classes=self._classes,
+            )
+            for site, report in reports.items()
+        }  # fmt: skip
 
     def _new_agents(self, names: set[str], seed: int) -> QMix:
         from fairflare.core.qmix import QMix
@@ -283,30 +268,15 @@ class QMixMu(MuPolicy):
         """Return the number of rounds that a run needs for its agents to learn in at least :data:`FEWEST` rounds."""
         return next(rounds for rounds in count(1) if learning_rounds(rounds, self.warmup) >= FEWEST)
 
-    def _warn(self, num_rounds: int) -> None:
-        rounds = learning_rounds(num_rounds, self.warmup)
-        if rounds < FEWEST:
-            self.warnings.append(
-                f"the agents that choose mu can learn in {rounds} of {num_rounds} rounds ({rounds * self.updates} "
-                f"updates; each round from the third on gives a transition, the first update needs {self._warmup} of "
-                f"them), so they hardly do better than chance; take at least {self.enough} rounds, or a policy "
-                "without agents ('bandit', 'fixed', 'random')"
-            )
-
     def state_dict(self) -> dict[str, Any]:
-        agents = None if self._agents is None else self._agents.state_dict()
-        lengths = {"classes": self._classes, "steps": self._steps, "warmup": self._warmup}
-        return {**super().state_dict(), "entropy": dict(self._entropy), **lengths, "agents": agents}
+        return {**super().state_dict(), "agents": None if self._agents is None else self._agents.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._entropy = {site: float(entropy) for site, entropy in state["entropy"].items()}
-        self._classes, self._steps, self._warmup = (int(state[name]) for name in ("classes", "steps", "warmup"))
-        self._agents = None
-        if state["agents"] is not None:
-            names = set(state["agents"]["settings"]["agents"])
-            self._agents = self._new_agents(names, seed=0)  # the seed has no effect: the state has the generator
-            self._agents.load_state_dict(state["agents"])
+        super().load_state_dict({name: value for name, value in state.items() if name != "agents"})
+        self._agents, agents = None, state["agents"]
+        if agents is not None:  # the seed has no effect: the state has the generator
+            self._agents = self._new_agents({*agents["settings"]["agents"]}, seed=0)
+            self._agents.load_state_dict(agents)
 
 
 @settings

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fairflare.base.checks import refuse
 from fairflare.base.disk.files import lies_in, real_folders
 from fairflare.core.priors import prior_distance
-from fairflare.methods.base.training import SiteError, SiteRun, check_parts
+from fairflare.methods.base.training import SiteError, SiteRun, check_parts, refuse_at
 
 if TYPE_CHECKING:
     from fairflare.base.task import PriorNetwork, Task
@@ -33,16 +34,14 @@ class Priors:
 
     def check_task(self, task: Task) -> None:
         """Raise ``ValueError`` if the task's network cannot learn from a prior network."""
-        if task.has_classes is False:  # checked before the criterion, as another criterion would not help
-            raise ValueError("it needs a classifier with a projection head")
-        if getattr(task, "spatial_dims", 2) == 3:
-            raise ValueError(
-                "its prior networks look at pictures, not at volumes; set lambda_f=0 and rf_source='supervised'"
-            )
-        declared = getattr(task, "projector_dim", 0) is not None
-        if (
-            not declared and getattr(task.build_model(), "projector", None) is None
-        ):  # a task may build a network of its own
+        refuse({  # before the criterion is checked, as another criterion would not help
+            "it needs a classifier with a projection head": task.has_classes is False,
+            "its prior networks look at pictures, not at volumes; set lambda_f=0 and rf_source='supervised'": (
+                getattr(task, "spatial_dims", 2) == 3
+            ),
+        })  # fmt: skip
+        declared = getattr(task, "projector_dim", 0) is not None  # else a task may build a network of its own
+        if not declared and getattr(task.build_model(), "projector", None) is None:
             raise ValueError("it needs a projection head next to the classifier; set projector_dim")
 
     def network(self, run: SiteRun, model: torch.nn.Module) -> PriorNetwork:
@@ -75,13 +74,12 @@ class Priors:
             f"{network.width} outputs)"
         )
         check_parts(run, model, ("embed", "head", "projector"), needed)
-        projector: Any = model.projector
-        width = last_width(projector)
-        if width is not None and width != network.width:
-            raise SiteError(
-                f"site {run.site!r}: the prior network {network.name!r} has {network.width} features, the projection "
-                f"head {width}; set projector_dim={network.width} of the task, or choose another prior_network"
-            )
+        layers = model.get_submodule("projector").modules()
+        widths = [network.width, *(layer.out_features for layer in layers if isinstance(layer, torch.nn.Linear))]
+        refuse_at(run.site, {
+            f"the prior network {network.name!r} has {network.width} features, the projection head {widths[-1]}; set "
+            f"projector_dim={network.width} of the task, or choose another prior_network": widths[-1] != network.width,
+        })  # fmt: skip
         return network
 
     def open_site(self, run: SiteRun, model: torch.nn.Module, *, cached: bool) -> SitePrior:
@@ -122,10 +120,11 @@ class SitePrior:
         Cached features of the prior network belong to the unaugmented images, so they are not used for ``changed``
         (augmented) inputs.
         """
-        if self.cache is not None and run.batch is not None and not changed:
-            known = self.cache.features[run.batch].to(run.device)
-        else:
-            known = self.network(inputs)
+        known = (
+            self.cache.features[run.batch].to(run.device)
+            if self.cache is not None and run.batch is not None and not changed
+            else self.network(inputs)
+        )
         run_head: Any = getattr(model, "project", model.projector)  # a method ``project`` is used in its place
         return prior_distance(run_head(features), known)
 
@@ -166,8 +165,9 @@ class FeatureCache:
         if not bool(new.any()):
             return
         features = network(inputs[new].to(run.device)).float().cpu()
-        if not bool(torch.isfinite(features).all()):
-            raise SiteError(f"site {run.site!r}: the prior network gives features that are not finite")
+        refuse_at(
+            run.site, {"the prior network gives features that are not finite": not bool(torch.isfinite(features).all())}
+        )
         self.checks[chosen[new]] = checks[new]
         self.features[chosen[new]] = torch.nn.functional.normalize(features, dim=1)
         self.computed += len(features)
@@ -176,8 +176,9 @@ class FeatureCache:
     def save(self, run: SiteRun) -> None:
         """Write the cached features of the prior network to the site's state folder if any are new."""
         if self._changed:
-            value = {"fingerprint": self.fingerprint, "checks": self.checks, "features": self.features}
-            run.store.save("prior_features", run.current_round, value)
+            run.store.save("prior_features", run.current_round, {
+                "fingerprint": self.fingerprint, "checks": self.checks, "features": self.features,
+            })  # fmt: skip
             self._changed = False
 
 
@@ -188,8 +189,8 @@ def check_may_read(run: SiteRun, file: str) -> None:
         SiteError: the file, after following links, lies outside of these folders.
     """
     root, more = run.settings.get("data_root"), run.settings.get("linked_roots", [])
-    if not isinstance(more, list):  # each character of a string would count as a folder
-        raise SiteError(f"site {run.site!r}: setting 'linked_roots' must be a list of folders")
+    # Each character of a string would count as a folder.
+    refuse_at(run.site, {"setting 'linked_roots' must be a list of folders": not isinstance(more, list)})
     if not lies_in(Path(file).expanduser(), real_folders([*([root] if root else []), *more])):
         raise SiteError(
             f"site {run.site!r}: the job's checkpoint of the prior network, {file!r}, lies outside data_root and "
@@ -197,9 +198,3 @@ def check_may_read(run: SiteRun, file: str) -> None:
             public=f"site {run.site!r}: it does not let a job name the checkpoint of the prior network; name the file "
             "with 'prior' in the site's fairflare.json",
         )
-
-
-def last_width(projector: torch.nn.Module) -> int | None:
-    """Return the output width of a projector's last linear layer; ``None`` if it has no linear layer."""
-    layers = [module for module in projector.modules() if isinstance(module, torch.nn.Linear)]
-    return layers[-1].out_features if layers else None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 
 from fairflare.base.acting import OnlyWith, only_with
+from fairflare.base.checks import refuse
 from fairflare.base.settings import settings
 from fairflare.base.task import evaluating
 from fairflare.methods.base.reports import STAY, TRAINING, Field
@@ -44,9 +45,8 @@ def mean_loss(training: LocalTraining, run: SiteRun, model: torch.nn.Module, *, 
     total, seen = 0.0, 0
     with torch.random.fork_rng(devices=[]), evaluating(model):
         for inputs, targets in run.data.batches("training", batch_size=training.batch_size):
-            outputs, targets = model(inputs.to(run.device)), targets.to(run.device)
             loss_of = run.task_on("training").sample_losses if plain else partial(criterion_losses, training, run)
-            values = loss_of(outputs, targets)
+            values = loss_of(model(inputs.to(run.device)), targets.to(run.device))
             total += float(values.double().sum())
             seen += len(inputs)
     return total / seen if seen else math.nan
@@ -77,11 +77,12 @@ class ReportsScore(LocalTraining if TYPE_CHECKING else object):  # type: ignore[
         super().check_task(task)
         metrics = task.by_name()
         metric = metrics["accuracy" if "accuracy" in metrics else task.primary_metric]
-        if not metric.higher_is_better or metric.low < 0 or metric.high > 1:
-            raise ValueError(
-                f"it goes by a score in [0, 1] that is better when higher, and {metric.name!r} lies in {metric.range}, "
-                f"better when {'higher' if metric.higher_is_better else 'lower'}"
-            )
+        refuse({
+            f"it goes by a score in [0, 1] that is better when higher, and {metric.name!r} lies in {metric.range}, "
+            f"better when {'higher' if metric.higher_is_better else 'lower'}": (
+                not metric.higher_is_better or metric.low < 0 or metric.high > 1
+            ),
+        })  # fmt: skip
 
 
 @settings
@@ -100,8 +101,7 @@ class LossProbe(LocalTraining):
     probe_loss: Literal["ce", "la"] = "ce"
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
-        plain = self.probe_loss == "ce"
-        run.own = {} if run.private else {"probe_loss": mean_loss(self, run, model, plain=plain)}
+        run.own = {} if run.private else {"probe_loss": mean_loss(self, run, model, plain=self.probe_loss == "ce")}
 
     def released(self, run: SiteRun) -> dict[str, tuple[float, ...]]:
         """Return the distances from the received model at which losses are reported; private sites add noise."""

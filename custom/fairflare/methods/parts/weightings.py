@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 from fairflare.base.settings import (
@@ -16,30 +15,21 @@ from fairflare.core.som import MapSettings, SelfOrganizingMap
 from fairflare.core.weighting import uniform_weights
 from fairflare.exchange.tensor_folder import KeptTensors
 from fairflare.methods.base.rule import RoundInputs, sample_weights
+from fairflare.methods.base.saved import KeepsState
 
 
-class Weighting(Part, ABC):
+class Weighting(KeepsState, Part, ABC):
     """Compute a weight for every site of a round; weights are ``>= 0`` and sum to 1.
 
     Attributes:
         needs_received: whether the weights depend on the model that the sites received.
-        memory_folder: folder in which state too large for :meth:`state_dict` is stored; ``None`` if that state is part
-            of :meth:`state_dict`. Set it before the first round and before :meth:`load_state_dict`.
     """
 
     needs_received: ClassVar[bool] = False
-    memory_folder: Path | None = None  # this attribute is not a setting of the part
 
     @abstractmethod
     def weigh(self, inputs: RoundInputs) -> tuple[dict[str, float], dict[str, Any]]:
         """Return the weight of each site, and details of the computation to record (JSON-like)."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state to save after a round: plain values and tensors."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that :meth:`state_dict` returned."""
 
 
 @settings
@@ -88,10 +78,11 @@ class BySom(MapSettings, Weighting):
             raise RuntimeError("the map needs the model that the sites received")
         self._map.seed = inputs.seed
         states = {site: inputs.changing(inputs.states[site]) for site in inputs.sites}
-        received = inputs.changing(inputs.received)
         rounds = self._map.rounds
         before = self._open_store().load(rounds) if rounds else None
-        placed = self._map.step(states, received, kept=before, keep=self._open_store().begin(rounds + 1))
+        placed = self._map.step(
+            states, inputs.changing(inputs.received), kept=before, keep=self._open_store().begin(rounds + 1)
+        )
         details = {"bmu": {site: list(cell) for site, cell in placed.bmu.items()}, "sigma": placed.sigma}
         return {site: placed.weights.get(site, 0.0) for site in inputs.sites}, {"som": details}
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from monai.networks.layers import gaussian_1d, separable_filtering
@@ -33,30 +33,18 @@ if TYPE_CHECKING:
 LUMA = torch.tensor([0.299, 0.587, 0.114])  # luminance weights of red, green and blue (ITU-R 601)
 
 
-class Split(Dataset[Any]):
-    """Adapt a split of a site's data to torch's loader, which asks for all samples of a batch at once."""
-
-    def __init__(self, data: ImageData, split: str) -> None:
-        self.data, self.split = data, split
-
-    def __len__(self) -> int:
-        return self.data.num_samples(self.split)
-
-    def __getitems__(self, indices: list[int]) -> Batch:
-        inputs, targets = self.data.read(self.split, indices)
-        targets = targets.float() if self.data.moves_targets else targets
-        origins = self.data.origins(self.split, indices)
-        return (inputs, targets) if origins is None else BatchOf(inputs, targets, origins)
-
-
-def load_batches(data: ImageData, split: str, batch_size: int, order: Sequence[int]) -> Batches:
-    """Return the batches of a split in the given order of sample numbers; they can be iterated repeatedly."""
+def load_batches(entries: Sequence[Any], size: int, read: Callable[[list[Any]], Batch]) -> Batches:
+    """Return batches of ``size`` entries, each as ``read`` returns it; they can be iterated repeatedly."""
     # The loader gets its own generator; else the loader would draw from torch's global one, which the training uses.
-    return DataLoader(Split(data, split), batch_size, sampler=order, collate_fn=_whole, generator=torch.Generator())
+    return DataLoader(cast("Dataset[Any]", entries), size, collate_fn=read, generator=torch.Generator())
 
 
-def _whole(batch: Any) -> Any:
-    return batch
+def read_batch(data: ImageData, split: str, indices: Sequence[int]) -> Batch:
+    """Read the samples of a batch at once, and their origins where the evaluation needs them."""
+    inputs, targets = data.read(split, indices)
+    targets = targets.float() if data.moves_targets else targets
+    origins = data.origins(split, indices)
+    return (inputs, targets) if origins is None else BatchOf(inputs, targets, origins)
 
 
 @dataclass
@@ -102,8 +90,7 @@ class Blur(Randomizable, Transform):
         image = torch.as_tensor(item["image"])
         sigma = torch.tensor(self.R.uniform(0.1, 5.0))
         kernels = [gaussian_1d(sigma, tail / float(sigma), approx="sampled", normalize=True) for tail in (4, 2)]
-        blurred = separable_filtering(image[None], [k.to(image) for k in kernels], mode="reflect")[0]
-        return {**item, "image": blurred}
+        return {**item, "image": separable_filtering(image[None], [k.to(image) for k in kernels], mode="reflect")[0]}
 
 
 class Jitter(Randomizable, Transform):
@@ -162,13 +149,16 @@ def changes(names: Sequence[str], *, size: Sequence[int], with_targets: bool) ->
     modes = ("bilinear", "nearest") if with_targets else ("bilinear",)
     each: Any = {"keys": moved, "prob": 1.0, "mode": "nearest"}
     black: Any = {**each, "padding_mode": "zeros", "cache_grid": False}
-    turn = math.radians(10) if "rotate" in names else None
-    away = [0.02 * side for side in size] if "shift" in names else None
     steps: dict[tuple[str, ...], list[Any]] = {
         ("flip",): [RandFlipd(keys=moved, prob=0.5, spatial_axis=1 if len(size) == 2 else 0)],
         ("flip_vertical",): [RandFlipd(keys=moved, prob=0.5, spatial_axis=0)],
         ("blur",): [Blur()],
-        ("rotate", "shift"): [RandAffined(rotate_range=turn, translate_range=away, **black)],
+        ("rotate", "shift"): [
+            RandAffined(
+                rotate_range=math.radians(10) if "rotate" in names else None,
+                translate_range=[0.02 * side for side in size] if "shift" in names else None, **black,
+            )
+        ],
         ("one_move",): [
             OneOf([
                 RandZoomd(min_zoom=0.95, max_zoom=1.2, padding_mode="constant", **each),

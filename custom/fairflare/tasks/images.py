@@ -9,6 +9,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, cast
@@ -416,14 +417,16 @@ class ImageData(SiteData):
         return self._batches(split, numbers, len(numbers), shuffle_seed, augment)
 
     def _batches(self, split: str, order: Sequence[int], size: int, seed: int | None, augment: bool) -> Batches:
-        from fairflare.tasks.batches import Augmented, changes, load_batches
+        from fairflare.tasks.batches import Augmented, changes, load_batches, read_batch
 
-        batches = load_batches(self, split, size, order)
+        batches = load_batches(order, size, partial(read_batch, self, split))
         if not augment:
             return batches
         seed = checks.whole("shuffle_seed of augmented batches", seed, low=0)
-        transform = changes(self.task.augmentation, size=self.task.image_size, with_targets=self.moves_targets)
-        return Augmented(batches, transform, seed, with_targets=self.moves_targets)
+        return Augmented(
+            batches, changes(self.task.augmentation, size=self.task.image_size, with_targets=self.moves_targets), seed,
+            with_targets=self.moves_targets,
+        )  # fmt: skip
 
 
 def read_all(read: Callable[[int], T], indices: Sequence[int], workers: int) -> dict[int, T]:

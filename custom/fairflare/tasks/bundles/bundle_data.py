@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from monai.data import MetaTensor
-from torch.utils.data import DataLoader
 
 from fairflare.base import checks
 from fairflare.base.site_data import shuffled
 from fairflare.base.task import Batches
 from fairflare.data.datalist import DataError, Datalist, Sample
 from fairflare.data.geometry.pairs import NEAR, together
+from fairflare.tasks.batches import load_batches
 from fairflare.tasks.bundles.bundle_config import telling
 from fairflare.tasks.images import PreparedData
 from fairflare.tasks.placing import plain
@@ -90,13 +90,10 @@ class BundleData(PreparedData):
         that whole volumes fit into memory.
         """
         checks.whole("batch_size", batch_size)
-        numbers: Any = shuffled(self.num_samples(split), shuffle_seed)
+        numbers = shuffled(self.num_samples(split), shuffle_seed)
         most = batch_size if split == TRAINING else min(batch_size, self.validate_batch)
         seed = checks.whole("shuffle_seed of augmented batches", shuffle_seed, low=0) if augment else None
-        collate = partial(self._batch, split, seed)
-        return DataLoader(
-            numbers, most, collate_fn=collate, generator=torch.Generator()
-        )  # not torch's global generator
+        return load_batches(numbers, most, partial(self._batch, split, seed))
 
     def _batch(self, split: str, seed: int | None, indices: Sequence[int]) -> BatchOf:
         """Return images of a split as one batch; for training images, all of their patches."""

@@ -259,17 +259,14 @@ class _Patches(VolumeData):
     def batches(
         self, split: str, *, batch_size: int, shuffle_seed: int | None = None, augment: bool = False
     ) -> Batches:
-        import torch
-        from torch.utils.data import DataLoader
-
-        from fairflare.tasks.batches import Augmented
+        from fairflare.tasks.batches import Augmented, load_batches
 
         checks.whole("batch_size", batch_size)
         if split == VALIDATION_PATCHES:
             return self._cut("validation", range(FIXED * self.num_samples("validation")), batch_size, 0, FIXED, HALF)
-        order: Any = self.order(self.check_split(split), shuffle_seed)
+        order = self.order(self.check_split(split), shuffle_seed)
         if split not in CUT:
-            return DataLoader(order, 1, collate_fn=partial(self._whole, split), generator=torch.Generator())
+            return load_batches(order, 1, partial(self._whole, split))
         inside = 0.0 if split == UNLABELLED else self.task.foreground
         batches = self._cut(split, order, batch_size, shuffle_seed or 0, self.task.patches, inside)
         if not augment or not self.task.augmentation:
@@ -291,16 +288,13 @@ class _Patches(VolumeData):
             each: number of patches of each volume.
             inside: share of the patches whose middle lies in a structure.
         """
-        import torch
-        from torch.utils.data import DataLoader
+        from fairflare.tasks.batches import load_batches
 
         draws = np.random.default_rng(seed).random((len(order), 6))
         if self.task.by_batch:
             draws[:, 0] = np.arange(len(order)) % size < round(size * (1 - inside))
-        places: Any = [*zip((number // each for number in order), draws.tolist(), strict=True)]
-        return DataLoader(
-            places, size, collate_fn=partial(self._patches, split, inside), generator=torch.Generator()
-        )  # fmt: skip
+        places = [*zip((number // each for number in order), draws.tolist(), strict=True)]
+        return load_batches(places, size, partial(self._patches, split, inside))
 
     def _patches(self, split: str, inside: float, places: Sequence[tuple[int, list[float]]]) -> Batch:
         import torch

@@ -40,9 +40,8 @@ class VisionTransformer(ViT):
         self, name: str, shape: tuple[int, int, int], in_channels: int, image_size: Sequence[int], patch_size: int
     ) -> None:
         needs_einops(name)
-        for side in image_size:
-            if side % patch_size:
-                raise ValueError(f"image_size must be multiples of patch_size={patch_size}, got {tuple(image_size)}")
+        if any(side % patch_size for side in image_size):
+            raise ValueError(f"image_size must be multiples of patch_size={patch_size}, got {tuple(image_size)}")
         self.width, blocks, heads = shape
         super().__init__(
             in_channels,
@@ -66,8 +65,7 @@ class VisionTransformer(ViT):
                 module.eps = 1e-6  # the value with which all published weights were trained
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        tokens: torch.Tensor = super().forward(inputs)[0]
-        return tokens[:, 0]
+        return super().forward(inputs)[0][:, 0]
 
 
 def segmenter(

@@ -237,9 +237,7 @@ class MonaiBundleTask(Task):
         with evaluating(model), model.register_forward_pre_hook(lambda *_: check_stop()):
             for batch in batches:
                 inputs, targets = (tensor.to(device) for tensor in batch)
-                for item, output, target in zip(
-                    cast("BatchOf", batch).items, infer(inputs, model), targets, strict=True
-                ):
+                for item, output, target in zip(cast("Any", batch).items, infer(inputs, model), targets, strict=True):
                     losses.append(float(self.loss(output[None], target[None])))
                     scores.append(self._score(item, output, target))
         checks.whole("the number of batches to evaluate on", len(scores))

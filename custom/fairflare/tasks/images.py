@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, cast
@@ -86,10 +87,10 @@ class Intensities:
     placed_in: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
-        if self.window is not None and self.intensity != "window":
-            raise ValueError(f"window needs intensity='window', got intensity={self.intensity!r}")
         names, windows = list(self.channels or ()), cast("Any", self.window or ())
         checks.refuse({
+            f"window needs intensity='window', got intensity={self.intensity!r}":
+                self.window is not None and self.intensity != "window",
             f"channels must be different names, got {names}": len({*names}) < len(names),
             f"window must be one, or one for each of channels={names}, got {self.window}":
                 isinstance((*windows, 0)[0], tuple) and len(windows) != len(names),
@@ -98,8 +99,10 @@ class Intensities:
     def reading(self, decoded: DecodedVolumes | None = None) -> Reading:
         """Return the settings for reading image files; ``decoded`` is a cache of decoded volumes on disk, if any."""
         width = len(self.channels or "1")
-        places = self.placed_in or tuple(range(width))
-        return Reading("stored", self.intensity, self.window, decoded, channels=places, width=width)
+        return Reading(
+            "stored", self.intensity, self.window, decoded,
+            channels=self.placed_in or tuple(range(width)), width=width,
+        )  # fmt: skip
 
     @property
     def intensities(self) -> str:
@@ -146,16 +149,11 @@ class Preprocessing(Intensities):
         Raises:
             DataError: the file cannot be read.
         """
-        from fairflare.tasks.transforms import apply_transforms, input_transforms
+        from fairflare.tasks.transforms import prepare_image
 
         task: Any = self
-        item = {
-            "image": read_image(Sample(file, 0, number, more=more), site="predict", split="none", how=self.reading())
-        }
-        return cast(
-            "torch.Tensor",
-            apply_transforms(input_transforms(task.in_channels, task.image_size, self.resize), item)["image"],
-        )
+        image = read_image(Sample(file, 0, number, more=more), site="predict", split="none", how=self.reading())
+        return prepare_image(image, task.in_channels, task.image_size, self.resize)
 
 
 class ImageTask(Intensities, Fitted, Task):
@@ -173,6 +171,7 @@ class ImageTask(Intensities, Fitted, Task):
     #: In a site's copy of the task: numbers of the structures or classes that the site annotates; ``None`` if all.
     annotated: ClassVar[tuple[int, ...] | None] = None
     allow_phantom: bool = True
+    phantom_seed: int
 
     def outputs(self, model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
         """Return the network's outputs for whole images or volumes, in evaluation."""
@@ -205,9 +204,7 @@ class ImageTask(Intensities, Fitted, Task):
                 f"{'output=softmax' if self.exclusive else 'its own loss or metrics'}, which may take those that are "
                 "not annotated for absent ones; leave the site out"
             )
-        narrowed = copy.copy(self)
-        vars(narrowed)["annotated"] = numbers
-        return narrowed
+        return changed(self, annotated=numbers)
 
     def read_annotated(self, site: str, settings: SiteSettings) -> tuple[int, ...] | None:
         """Return the numbers of the structures or classes that a site's file calls annotated; ``None`` if it has none.
@@ -285,14 +282,13 @@ class ImageTask(Intensities, Fitted, Task):
         annotated, places = self.read_annotated(site, settings), settings.places_of(self.channels or (), site, listed)
         task = self.annotating(annotated)
         if self.channels:
-            task = copy.copy(task)
-            vars(task)["placed_in"] = places
+            task = changed(task, placed_in=places)
         data = task.open_folder(site, settings, listed)
         data.annotated = annotated
         data.channels = tuple(sorted({*places} - {-1})) if self.channels else None
         vain = [name for name, place in zip(listed.channels, places, strict=False) if place < 0]
-        data.description += f"; channels {', '.join(listed.channels)}" * bool(listed.channels)
-        data.description += f", of which {', '.join(vain)} is not used" * bool(vain)
+        unused = f", of which {', '.join(vain)} is not used" * bool(vain)
+        data.description += f"; channels {', '.join(listed.channels)}" * bool(listed.channels) + unused
         data.mask_labels = listed.meanings(getattr(data, "coding", None))
         return data
 
@@ -343,9 +339,8 @@ class ImageTask(Intensities, Fitted, Task):
         except Exception as error:
             raise shareable(f"{named} fails: {describe_error(error)}") from error
         odd = next((name for name, tensor in model.state_dict().items() if sizes.get(name) != tensor.shape), None)
-        places = () if self.class_labels else inputs.shape[2:]
         number = self.classes if self.class_labels else (self.num_classes or 0) + self.exclusive
-        needed = (len(inputs), number, *places)
+        needed = (len(inputs), number, *(() if self.class_labels else inputs.shape[2:]))
         shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else f"a {type(outputs).__name__}"
         checks.refuse({
             f"{named} changes the size of {odd!r}; register_buffer(..., persistent=False) keeps it at the site":
@@ -362,6 +357,10 @@ class ImageTask(Intensities, Fitted, Task):
     def open_phantom(self, site: str, settings: Any) -> SiteData:
         """Return the task's synthetic images for a site."""
 
+    def seed_of(self, settings: SiteSettings) -> int:
+        """Return the seed of a site's synthetic data: the site's own, or else the task's."""
+        return self.phantom_seed if settings.phantom_seed is None else settings.phantom_seed
+
     def check_phantom_fits(self, site: str, what: str, has: str, fits: bool) -> None:
         """Raise ``DataError`` if the synthetic data have another number of classes than the task."""
         if not fits:
@@ -371,6 +370,13 @@ class ImageTask(Intensities, Fitted, Task):
                 f"{f' and channels={list(self.channels)}' if self.channels else ''}; set 'data_root'",
                 f"site '{site}': no data folder is set, and the synthetic data do not fit the task",
             )
+
+
+def changed(task: Any, **values: Any) -> Any:
+    """Return a copy of a task that has other values of these attributes."""
+    altered = copy.copy(task)
+    vars(altered).update(values)
+    return altered
 
 
 # ------------------------------------------------------------------------------------------------ data
@@ -399,10 +405,6 @@ class ImageData(SiteData):
     def origins(self, split: str, indices: Sequence[int]) -> Sequence[Origin] | None:
         """Return size and volume of images before they were resized; ``None`` if the evaluation does not need them."""
         return None
-
-    def check_split(self, split: str) -> str:
-        """Return ``split``, or raise ``ValueError`` if the site's data have no split of this name."""
-        return checks.choice("split", split, ("training", "validation", *self.test_splits))
 
     def order(self, split: str, shuffle_seed: int | None = None) -> list[int]:
         return shuffled(self.num_samples(split), shuffle_seed)
@@ -454,13 +456,8 @@ class ListedData(SiteData):
         self.datalist = datalist
         self.synthetic = datalist.synthetic
         self.test_splits = tuple(split for split in datalist.splits if split.startswith("test"))
-        made_up = "SYNTHETIC, not patient data: " if datalist.synthetic else ""
         sizes = ", ".join(f"{len(samples)} {split}" for split, samples in datalist.splits.items())
-        self.description = f"{made_up}{what}: {sizes}"
-
-    def check_split(self, split: str) -> str:
-        """Return ``split``, or raise ``ValueError`` if the datalist has no split of this name."""
-        return checks.choice("split", split, tuple(self.datalist.splits))
+        self.description = f"{'SYNTHETIC, not patient data: ' * datalist.synthetic}{what}: {sizes}"
 
     @property
     def lists(self) -> tuple[str, ...]:
@@ -537,9 +534,8 @@ class FolderImages(Marked, PreparedData, ImageData):
         self._marks: dict[str, list[tuple[Hashable, Collection[int]]]] = {}
         self._identities: dict[str, list[Hashable]] = {}
         self.attributes = {name: attribute.groups for name, attribute in datalist.attributes.items()}
-        listed = [sample for samples in datalist.splits.values() for sample in samples]
         for name, groups in self.attributes.items():
-            lacking = sum(sample.groups[name] == len(groups) - 1 for sample in listed)
+            lacking = sum(sample.groups[name] == len(groups) - 1 for sample in chain(*datalist.splits.values()))
             self.description += f"; {lacking} without {name!r} (group 'unknown')" if lacking else ""
 
     @abstractmethod
@@ -557,16 +553,19 @@ class FolderImages(Marked, PreparedData, ImageData):
         """Return the patient of each image, else the checksum of its pixels, which is the same in a renamed file."""
         if split not in self._identities:
             self._identities[split] = [
-                sample.case if sample.patient is not None else self._pixels(sample, split)
+                sample.case if sample.patient is not None else hashlib.sha256(self._pixels(sample, split)).hexdigest()
                 for sample in self.datalist.splits[self.check_split(split)]
             ]
         return self._identities[split]
 
-    def _pixels(self, sample: Sample, split: str) -> str:
+    def read_arguments(self, split: str, how: Reading | None = None) -> dict[str, Any]:
+        """Return the arguments of the functions that read files; ``how``: in place of the task's way of reading."""
+        return {"site": self.site, "split": split, "max_bytes": self.max_image_bytes, "how": how or self.reading}
+
+    def _pixels(self, sample: Sample, split: str) -> bytes:
         # Without the job's settings: every job must find the same.
         how = Reading(kept=self.reading.kept, channels=self.reading.channels, width=self.reading.width)
-        pixels = read_image(sample, site=self.site, split=split, max_bytes=self.max_image_bytes, how=how)
-        return hashlib.sha256(pixels.tobytes()).hexdigest()
+        return read_image(sample, **self.read_arguments(split, how)).tobytes()
 
     def group_numbers(self, split: str, attribute: str) -> list[int]:
         return [sample.groups[attribute] for sample in self.datalist.splits[self.check_split(split)]]
@@ -578,15 +577,15 @@ class FolderImages(Marked, PreparedData, ImageData):
         return torch.stack([item["image"] for item in items]), torch.stack([item["label"] for item in items])
 
 
+def describe_drawn(what: str, sizes: Mapping[str, int]) -> str:
+    """Return one line for the log about synthetic data with this number of samples in each split."""
+    return f"SYNTHETIC {what}, not patient data: {', '.join(f'{size} {split}' for split, size in sizes.items())}"
+
+
 class PhantomImages(ImageData):
     """Define the base class of one site's synthetic images, which are arrays in memory."""
 
     synthetic = True
-
-    def describe(self, what: str, sizes: Mapping[str, int]) -> None:
-        """Set the one-line description of the synthetic data, which the log shows."""
-        listed = ", ".join(f"{size} {split}" for split, size in sizes.items())
-        self.description = f"SYNTHETIC {what}, not patient data: {listed}"
 
     @abstractmethod
     def arrays(self, split: str) -> Batch:
@@ -594,6 +593,5 @@ class PhantomImages(ImageData):
 
     def read(self, split: str, indices: Sequence[int]) -> Batch:
         pictures, targets = self.arrays(split)
-        chosen = list(indices)
-        inputs = pictures[chosen].float().div_(255)
-        return inputs.expand(-1, self.task.in_channels, -1, -1).contiguous(), targets[chosen]
+        inputs = pictures[list(indices)].float().div_(255)
+        return inputs.expand(-1, self.task.in_channels, -1, -1).contiguous(), targets[list(indices)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from fairflare.base.settings import Flag, NonNegativeInt, Positive, PositiveInt,
 from fairflare.base.site_data import UNLABELLED
 from fairflare.data.datalist import DataError, Datalist, Sample
 from fairflare.tasks.base import LOSS, Metric, SiteData
-from fairflare.tasks.images import Coding, FolderImages, ImageTask, Momentum, one_for_each_class
+from fairflare.tasks.images import Coding, FolderImages, ImageTask, Momentum, changed, one_for_each_class
 from fairflare.tasks.scores.class_scores import OUTSIDE, MeasuresClasses
 from fairflare.tasks.scores.finding_scores import cases_of_findings, declare_findings, find_known
 from fairflare.tasks.scores.metrics import MEANINGS, NAMES, REVEALS
@@ -252,12 +251,13 @@ class ClassTask(MeasuresClasses, ImageTask):
         drawn = data.synthetic and data.class_names is None and data.class_groups is None
         if drawn or self.findings is not None or (self.class_names is not None and self.class_groups is not None):
             return self.annotating(data.annotated)
-        suited = copy.copy(self.annotating(data.annotated))
-        if suited.class_names is None:
-            suited.class_names = list(data.class_names or (f"class_{number}" for number in range(self.classes)))
-        if suited.class_groups is None:
-            suited.class_groups = {name: list(members) for name, members in (data.class_groups or {}).items()}
-        return suited
+        names = list(data.class_names or (f"class_{number}" for number in range(self.classes)))
+        groups = {name: list(members) for name, members in (data.class_groups or {}).items()}
+        return changed(
+            self.annotating(data.annotated),
+            class_names=names if self.class_names is None else self.class_names,
+            class_groups=groups if self.class_groups is None else self.class_groups,
+        )
 
     def check_classes(self, site: str, settings: ClassSite, datalist: Datalist) -> None:
         """Raise an error if the classes of a site do not fit the task.

@@ -382,5 +382,4 @@ class StructureTask(ImageTask):
 
     def seed_cases(self, own: SegmentationSite) -> tuple[int, float]:
         """Return the seed of a site's synthetic cases, and the factor on their number."""
-        seed = self.phantom_seed if own.phantom_seed is None else own.phantom_seed
-        return seed, self.phantom_cases if own.phantom_cases is None else own.phantom_cases
+        return self.seed_of(own), self.phantom_cases if own.phantom_cases is None else own.phantom_cases

@@ -67,8 +67,7 @@ class VolumeClassificationTask(VolumeSettings, ClassTask):
 
     def open_phantom(self, site: str, settings: ClassSite) -> SiteData:
         self.check_phantom_fits(site, "abdomen", "2 classes", self.classes == len(self.drawn_classes))
-        seed = self.phantom_seed if settings.phantom_seed is None else settings.phantom_seed
-        return PhantomVolumeClasses(self, site, seed, self.phantom_cases, "abdomen phantom")
+        return PhantomVolumeClasses(self, site, self.seed_of(settings), self.phantom_cases, "abdomen phantom")
 
 
 class FolderVolumeClasses(FolderVolumes, LabelledImages):

@@ -29,6 +29,8 @@ from fairflare.tasks.shared.site_settings import SiteSettings, read_settings
 
 Kind: TypeAlias = Literal["segmentation", "classification"]
 Case: TypeAlias = tuple[str, str]
+Intensities: TypeAlias = npt.NDArray[np.int64]
+Counted: TypeAlias = tuple[Intensities, Counter[int], dict[str, float]]
 log = logging.getLogger(__name__)
 NO_LABEL = re.compile(r"'label' of .* does not exist|no key 'label'")
 SCALED = 5  # bytes a voxel that scaling an image takes beside what its file holds
@@ -64,7 +66,7 @@ class SiteSums:
     unusable: int = 0
     missing_labels: int = 0
     empty: list[Case] = field(default_factory=list)
-    intensity: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(AXES[INTENSITY].bins, np.int64))
+    intensity: Intensities = field(default_factory=lambda: np.zeros(AXES[INTENSITY].bins, np.int64))
     records: dict[str, dict[int, Counter[Case]]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(Counter))
     )
@@ -108,9 +110,13 @@ class SiteSums:
                 by_axis[axis] = (sum(counts.values()), shown)
         return by_axis
 
-    def add(self, axis: str, number: int, case: Case, count: int = 1) -> None:
-        """Add records of a case (patient) to a bin of a histogram's axis."""
-        self.records[axis][number][case] += count
+    def add_image(self, split: str, case: Case, intensity: Intensities, lengths: Mapping[str, float]) -> None:
+        """Add an image of a case (patient): its pixels by intensity, and its lengths by axis."""
+        self.images[split] += 1
+        self.cases[split].add(case)
+        self.intensity += intensity
+        for axis, length in lengths.items():
+            self.records[axis][AXES[axis].bin_of(length)][case] += 1
 
 
 def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, least: int) -> SiteSums:
@@ -166,18 +172,19 @@ def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, le
 
     with ThreadPool(workers(reading_takes((sample for _, sample in wanted), SCALED))) as threads:
         looks = progress(threads.imap(count_entry, wanted), len(wanted), "images counted")
-        for (split, sample), one in zip(wanted, looks, strict=True):
+        for (split, sample), counted in zip(wanted, looks, strict=True):
             check_stop()
-            if isinstance(one, DataError):
-                _unusable(sums, one)
+            if isinstance(counted, DataError):
+                _unusable(sums, counted)
             else:
-                _add(sums, split, sample, one)
-                labels_by_sample.append((sample, one.labels))
+                intensity, labels, lengths = counted
+                sums.add_image(split, sample.case, intensity, lengths)
+                labels_by_sample.append((sample, labels))
                 values.add(sample)
-    counted = _find_counted([sample for sample, _ in labels_by_sample], least)
+    frequent = _find_frequent([sample for sample, _ in labels_by_sample], least)
     for sample, labels in labels_by_sample:
         if isinstance(sample.label, tuple):
-            labels.update(k for k in counted if sample.label[k] == 1)
+            labels.update(k for k in frequent if sample.label[k] == 1)
     _add_labels(sums, [(sample.case, labels) for sample, labels in labels_by_sample], kind)
     for line in [*listed.doubts, *values.lines()]:
         log.warning("note: %s", line)  # written to the site's own log only
@@ -192,17 +199,8 @@ def _unusable(sums: SiteSums, problem: DataError) -> None:
         log.warning("not in the statistics: %s", problem)  # written to the site's own log only
 
 
-@dataclass(frozen=True)
-class Counted:
-    """Store the counts of one entry of a datalist: pixels by intensity, pixels by label, and lengths by axis."""
-
-    intensity: npt.NDArray[np.int64]
-    labels: Counter[int]
-    lengths: dict[str, float]
-
-
 def _counts(site: str, split: str, sample: Sample, site_settings: SiteSettings, how: Reading) -> Counted:
-    """Read one entry of a datalist, each file once, and count its pixels."""
+    """Read one entry of a datalist, each file once; return its pixels by intensity and by label, and its lengths."""
     intensity, labels = np.zeros(AXES[INTENSITY].bins, np.int64), Counter[int]()
     depth, shape = 0, (0, 0)
     for image, mask in read_planes(sample, site=site, split=split, max_bytes=site_settings.max_image_bytes, how=how):
@@ -216,15 +214,7 @@ def _counts(site: str, split: str, sample: Sample, site_settings: SiteSettings, 
         labels = _code_counts(labels, getattr(site_settings, "mask_values", None))
     whole = sample.slice is None and image_file(sample.image).facts().slices is not None
     sides = {"height": float(shape[0]), "width": float(shape[1]), **({"slices": float(depth)} if whole else {})}
-    return Counted(intensity, labels, sides | _spacings(sample))
-
-
-def _add(sums: SiteSums, split: str, sample: Sample, counted: Counted) -> None:
-    sums.images[split] += 1
-    sums.cases[split].add(sample.case)
-    sums.intensity += counted.intensity
-    for axis, length in counted.lengths.items():
-        sums.add(axis, AXES[axis].bin_of(length), sample.case)
+    return intensity, labels, sides | _spacings(sample)
 
 
 def _add_labels(sums: SiteSums, labels_by_case: Sequence[tuple[Case, Counter[int]]], kind: Kind) -> None:
@@ -232,7 +222,7 @@ def _add_labels(sums: SiteSums, labels_by_case: Sequence[tuple[Case, Counter[int
     few = _few({(number, case) for case, labels in labels_by_case for number in +labels}, sums.least)
     for case, labels in labels_by_case:
         for number, count in labels.items():
-            sums.add(CLASS, AXES[CLASS].bin_of(0 if number in few else max(number, 0)), case, count)
+            sums.records[CLASS][AXES[CLASS].bin_of(0 if number in few else max(number, 0))][case] += count
         if kind == "segmentation" and not {*+labels} - {0, *few}:
             sums.empty.append(case)
 
@@ -242,7 +232,7 @@ def _few(pairs: Iterable[tuple[Any, Case]], least: int) -> set[Any]:
     return {label for label, cases in Counter(label for label, _ in pairs).items() if cases < least}
 
 
-def _find_counted(samples: Sequence[Sample], least: int) -> set[int]:
+def _find_frequent(samples: Sequence[Sample], least: int) -> set[int]:
     """Return the numbers of the findings that at least ``least`` cases have, and at least as many lack."""
     triples = {(k, value, sample.case) for sample in samples if isinstance(sample.label, tuple)
             for k, value in enumerate(sample.label) if value >= 0}  # fmt: skip

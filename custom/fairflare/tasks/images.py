@@ -58,9 +58,9 @@ Augmentations = tuple[
 Coding = dict[int, NonNegativeInt]  # {number in the site's files: the task's number}; JSON has text keys
 
 
-def one_for_each_class(name: str, values: Collection[Any], count: int, *, different: bool = False) -> None:
-    """Raise ``ValueError`` for a setting that does not have one (different) entry for each of ``count`` classes."""
-    if len(values) != count or (different and len(set(values)) != count):
+def one_for_each_class(name: str, values: Collection[Any] | None, count: int, *, different: bool = False) -> None:
+    """Raise ``ValueError`` for a given setting that lacks one (different) entry for each of ``count`` classes."""
+    if values is not None and (len(values) != count or (different and len(set(values)) != count)):
         raise ValueError(
             f"{name} must have {count}{' different' if different else ''} entries, one for each class, got {values!r}"
         )

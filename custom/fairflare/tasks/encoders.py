@@ -11,10 +11,13 @@ from torch import nn
 
 from fairflare.base import checks
 
-WIDTHS = {"swin_unetr": 24, "segresnet": 16}  # default width of the first stage
-#: Number that an image's sides must be a multiple of, since the network halves the image several times.
-STRIDES = {"swin_unetr": 32, "segresnet": 8}
-LEAST_SWIN = 64  # least side; with less, the last stage is one pixel, which instance norms refuse
+#: By network: MONAI's class, its argument for the width of the first stage, the default width and what a width is a
+#: multiple of; what an image's sides are multiples of, since the network halves the image several times, and at least
+#: (a SwinUNETR's last stage would otherwise be one pixel, which instance norms refuse).
+SEGMENTERS = {
+    "swin_unetr": ("monai.networks.nets.swin_unetr.SwinUNETR", "feature_size", 24, 12, 32, 64),
+    "segresnet": ("monai.networks.nets.segresnet.SegResNet", "init_filters", 16, 8, 8, 8),
+}
 
 
 class VisionTransformer(ViT):
@@ -85,24 +88,21 @@ def segmenter(
         ValueError: the network cannot have this image size or width, or the package einops is absent.
     """
     check_segmenter(network, image_size, width)
-    width = WIDTHS[network] if width is None else width
-    same: dict[str, Any] = {
-        "spatial_dims": len(image_size), "in_channels": in_channels, "out_channels": classes,
-    }  # fmt: skip
     if network == "swin_unetr":
         needs_einops(network)
-        return {"_target_": "monai.networks.nets.swin_unetr.SwinUNETR", "feature_size": width, **same}
-    return {"_target_": "monai.networks.nets.segresnet.SegResNet", "init_filters": width, **same}
+    target, width_argument, usual_width, *_ = SEGMENTERS[network]
+    return {
+        "_target_": target, width_argument: usual_width if width is None else width, "spatial_dims": len(image_size),
+        "in_channels": in_channels, "out_channels": classes,
+    }  # fmt: skip
 
 
 def check_segmenter(network: str, image_size: Sequence[int], width: int | None) -> None:
     """Raise ``ValueError`` for an image size or a width that a segmentation network cannot have."""
-    stride = STRIDES[checks.choice("network", network, STRIDES)]
-    least = LEAST_SWIN if network == "swin_unetr" else stride
+    *_, step, stride, least = SEGMENTERS[checks.choice("network", network, SEGMENTERS)]
     for side in image_size:
         if side % stride or side < least:
             raise ValueError(f"image_size for {network} must be multiples of {stride}, at least {least}, got {side}")
-    step = 12 if network == "swin_unetr" else 8
     if width is not None and width % step:
         raise ValueError(f"width for {network} must be a multiple of {step}, got {width}")
 

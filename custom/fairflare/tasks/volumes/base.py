@@ -189,8 +189,10 @@ class FolderVolumes(VolumeData, FolderImages):
                 *(getattr(task, name, None) for name in AS_PREPARED), self.coding, task.annotated, reading.drawn_on,
                 self.max_image_bytes, sample.spacing, reading.channels, reading.width,
             ]  # fmt: skip
-            files = [image_file(path) for path in (*sample.files, sample.mask) if path is not None]
-            return self._on_disk.arrays(repr(how), files, partial(self.prepare, split, sample))
+            return self._on_disk.arrays(
+                repr(how), [image_file(path) for path in (*sample.files, sample.mask) if path is not None],
+                partial(self.prepare, split, sample),
+            )  # fmt: skip
 
     def _pixels(self, sample: Sample, split: str) -> bytes:
         # Without the job's settings: every job must find the same.

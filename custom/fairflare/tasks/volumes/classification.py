@@ -88,9 +88,9 @@ class PhantomVolumeClasses(PhantomVolumes):
     def class_counts(self, split: str) -> torch.Tensor:
         import torch
 
-        classes = [int((volume.label == LESION).any()) for volume in self.drawn[self.check_split(split)]]
-        return torch.from_numpy(np.bincount(classes, minlength=2))
+        sick = sum(bool((volume.label == LESION).any()) for volume in self.drawn[self.check_split(split)])
+        return torch.tensor([self.num_samples(split) - sick, sick])
 
     def keep_arrays(self, volume: Any, whole: Whole) -> Arrays:
-        image = self.task.place_volume(whole, "phantom", self.site)
-        return {"image": image.numpy(), "label": np.array(int((volume.label == LESION).any()))}
+        image = self.task.place_volume(whole, "phantom", self.site).numpy()
+        return {"image": image, "label": np.array(int((volume.label == LESION).any()))}

@@ -100,9 +100,8 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
     def build_unet(self) -> torch.nn.Module:
         import torch
 
-        model = super().build_unet()
-        last: Any = model.final_conv
-        torch.nn.init.constant_(last.bias, RARE)
+        model: Any = super().build_unet()
+        torch.nn.init.constant_(model.final_conv.bias, RARE)
         return model
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -139,18 +138,18 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
 
         size = inputs[:, 0].numel() * self.num_classes * torch.float32.itemsize
         gpu = inputs.is_cuda and size > torch.cuda.get_device_properties(inputs.device).total_memory / 4
-        for at_once in (max(1, self.windows >> halved) for halved in range(self.windows.bit_length())):
+        at_once = self.windows
+        while True:
             window = SlidingWindowInferer(
                 self.patch_size, at_once, self.overlap, mode="gaussian", device="cpu" if gpu else None
             )
             try:
-                found: torch.Tensor = window(inputs, model)
-                break
+                return window(inputs, model)
             except torch.cuda.OutOfMemoryError:
                 if at_once == 1:
                     raise
                 torch.cuda.empty_cache()
-        return found
+                at_once //= 2
 
     def windows_in(self, shape: Sequence[float]) -> int:
         """Return the number of sliding windows of a volume with this number of voxels along each axis."""
@@ -179,9 +178,8 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
         model.zero_grad(set_to_none=True)
         windows = [self.windows_in(shape) for shape in shapes]
         validated = FIXED * len(windows) if max(windows) > MOST_WINDOWS else sum(windows)
-        coarser = max(self.windows_in([length / 2 for length in shape]) for shape in shapes)
         return {
-            "windows": [max(windows), coarser],
+            "windows": [max(windows), max(self.windows_in([length / 2 for length in shape]) for shape in shapes)],
             "seconds": [round(s * n, 3) for s, n in zip(seconds, (samples, samples, validated), strict=True)],
         }
 
@@ -240,8 +238,7 @@ class _Patches(VolumeData):
 
     def item(self, split: str, index: int) -> Mapping[str, Any]:
         volume = self.volume(split, index)
-        spacing = tuple(volume.spacing.tolist()) or None
-        return {"image": volume.whole("image"), "label": volume.whole("label"), "spacing": spacing}
+        return {"image": volume.whole("image"), "label": volume.whole("label"), "spacing": volume.origin.spacing}
 
     def prepare_volume(self, whole: Whole, sample: Sample, structured: Structured) -> Arrays:
         """Return a volume and its targets as the task's networks get them, as parts of :class:`Prepared`."""
@@ -253,8 +250,7 @@ class _Patches(VolumeData):
         return prepare_parts(image.numpy(), targets.numpy(), spacing)
 
     def num_samples(self, split: str) -> int:
-        count = super().num_samples(split)  # type: ignore[safe-super]
-        return count * self.task.patches if split in CUT else count
+        return super().num_samples(split) * (self.task.patches if split in CUT else 1)  # type: ignore[safe-super]
 
     def batches(
         self, split: str, *, batch_size: int, shuffle_seed: int | None = None, augment: bool = False

@@ -259,9 +259,8 @@ class LoopTask(Task):
         return super().sample_losses(outputs, targets)
 
     def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:
-        source = getattr(batches, "source", batches)
         with evaluating(model):
-            metrics = self.metrics(model, source)
+            metrics = self.metrics(model, getattr(batches, "source", batches))
         if not isinstance(metrics, Mapping):
             metrics = {self.primary_metric: metrics}
         if self.primary_metric not in metrics:

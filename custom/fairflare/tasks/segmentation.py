@@ -102,7 +102,8 @@ class FolderData(FolderImages):
         from fairflare.tasks.placing import masks_placed
         from fairflare.tasks.transforms import prepare_image
 
-        task, structured = self.task, self.task.structure_masks(self.coding, self.site, split)
+        task = self.task
+        structured = task.structure_masks(self.coding, self.site, split)
         if sample.label is None:  # nobody reads the target of an image without a label
             image = read_image(sample, **self.read_arguments(split))
             masks = structured.inside(np.zeros(image.shape[:2], np.uint8), {})

@@ -117,9 +117,8 @@ class Lora(Adapters):
 
         # peft matches such a pattern with a layer's whole name
         exactly = "|".join(map(re.escape, targets_of(model, self.targets, self.train_also)))
-        config = LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=exactly)
         return train_only(
-            inject_adapter_in_model(config, model),
+            inject_adapter_in_model(LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=exactly), model),
             lambda name: FACTOR.fullmatch(name) is not None or re.search(self.train_also, name) is not None,
             norms=self.train_norms,
         )

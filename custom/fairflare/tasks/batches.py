@@ -146,7 +146,6 @@ def changes(names: Sequence[str], *, size: Sequence[int], with_targets: bool) ->
         with_targets: whether geometric changes apply to the targets, too.
     """
     moved = ("image", "label") if with_targets else ("image",)
-    modes = ("bilinear", "nearest") if with_targets else ("bilinear",)
     each: Any = {"keys": moved, "prob": 1.0, "mode": "nearest"}
     black: Any = {**each, "padding_mode": "zeros", "cache_grid": False}
     steps: dict[tuple[str, ...], list[Any]] = {
@@ -169,8 +168,8 @@ def changes(names: Sequence[str], *, size: Sequence[int], with_targets: bool) ->
         ("jitter",): [Jitter()],
         ("affine",): [
             RandAffined(
-                keys=moved, prob=0.5, rotate_range=0.17, scale_range=(0.1, 0.1), mode=modes,
-                padding_mode="border", cache_grid=False,
+                keys=moved, prob=0.5, rotate_range=0.17, scale_range=(0.1, 0.1), padding_mode="border",
+                mode=("bilinear", "nearest") if with_targets else ("bilinear",), cache_grid=False,
             )
         ],
         ("intensity",): [

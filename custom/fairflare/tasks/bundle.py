@@ -213,10 +213,12 @@ class MonaiBundleTask(Task):
                 f"{metric.name} is not defined on any of {len(scores)} image(s): no mask has a structure that counts",
                 f"{metric.name} is not defined on the images of a list: no mask has a structure that counts",
             )
-        by_name = zip(metric.names(scores.shape[1]), scores.T, strict=False)
         return {
             metric.name: value, "loss": float(np.mean(losses)),
-            **{f"{metric.name}_{name}": float(running.mean()) for name, running in by_name if running.count()},
+            **{
+                f"{metric.name}_{name}": float(of_name.mean())
+                for name, of_name in zip(metric.names(scores.shape[1]), scores.T, strict=False) if of_name.count()
+            },
         }  # fmt: skip
 
     def image_scores(self, model: torch.nn.Module, data: SiteData, device: Device) -> list[float] | None:

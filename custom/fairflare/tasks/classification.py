@@ -140,7 +140,7 @@ class ClassificationTask(Dealt, Preprocessing, ClassTask):
         self.check_phantom_fits(site, self.phantom, f"{classes} classes", self.classes == classes and not self.channels)
         index = phantom_index(site, settings.phantom_site, self.phantom_sites)
         try:
-            return PhantomClasses(self, site, self.plan(self.seed_of(settings)), index)
+            return PhantomClasses(self, site, self.plan(settings.seed_or(self.phantom_seed)), index)
         except ValueError as error:  # a partition that leaves a site too few images
             raise DataError(f"site '{site}': {error}", f"site '{site}': the phantom cannot be made: {error}") from error
 
@@ -172,15 +172,17 @@ class PhantomClasses(PhantomImages):
         super().__init__(task, site)
         self._drawn = source("classes").class_site(plan, index)
         self._arrays: dict[str, Batch] = {}
-        self._findings: dict[str, npt.NDArray[np.int64]] = {}
         self.test_splits = tuple(sorted(split for split in self._drawn.labels if split.startswith("test")))
         self.attributes = {plan.kind.called: (*plan.kind.attributes, UNKNOWN)} if plan.attributes else {}
         wrong = f"; {plan.label_noise:.0%} of the training labels are wrong" if plan.has_label_noise(index) else ""
+        listed = self._drawn.labels if task.findings is not None else ()
+        self._findings = {split: self._draw_findings(split) for split in listed}
         if task.findings is not None:
-            self._findings = {split: self._draw_findings(split) for split in self._drawn.labels}
             self.known, self.class_names = find_known(self._findings.values()), tuple(task.findings)
-        what = f"{phantom_of(plan.phantom).title} (site {index + 1} of {plan.num_sites}{wrong})"
-        self.description = describe_drawn(what, {split: len(labels) for split, labels in self._drawn.labels.items()})
+        self.description = describe_drawn(
+            f"{phantom_of(plan.phantom).title} (site {index + 1} of {plan.num_sites}{wrong})",
+            {split: len(labels) for split, labels in self._drawn.labels.items()},
+        )
 
     def group_numbers(self, split: str, attribute: str) -> list[int]:
         return self._drawn.attributes[self.check_split(split)].tolist()

@@ -100,11 +100,13 @@ def segmenter(
 def check_segmenter(network: str, image_size: Sequence[int], width: int | None) -> None:
     """Raise ``ValueError`` for an image size or a width that a segmentation network cannot have."""
     *_, step, stride, least = SEGMENTERS[checks.choice("network", network, SEGMENTERS)]
-    for side in image_size:
-        if side % stride or side < least:
-            raise ValueError(f"image_size for {network} must be multiples of {stride}, at least {least}, got {side}")
-    if width is not None and width % step:
-        raise ValueError(f"width for {network} must be a multiple of {step}, got {width}")
+    odd = next((side for side in image_size if side % stride or side < least), None)
+    checks.refuse(
+        {
+            f"image_size for {network} must be multiples of {stride}, at least {least}, got {odd}": odd is not None,
+            f"width for {network} must be a multiple of {step}, got {width}": width is not None and width % step,
+        }
+    )
 
 
 def needs_einops(network: str) -> None:

@@ -55,6 +55,8 @@ Momentum = Annotated[float, Field(strict=True, gt=0, le=1)]
 Augmentations = tuple[
     Literal["flip", "affine", "intensity", "flip_vertical", "blur", "rotate", "shift", "one_move", "jitter"], ...
 ]  # names of random changes, see fairflare.tasks.batches.changes
+Factor = Annotated[float, Field(strict=True, gt=0, le=1000)]
+Widths = tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt]  # of MONAI's BasicUNet
 Coding = dict[int, NonNegativeInt]  # {number in the site's files: the task's number}; JSON has text keys
 
 
@@ -171,7 +173,6 @@ class ImageTask(Intensities, Fitted, Task):
     #: In a site's copy of the task: numbers of the structures or classes that the site annotates; ``None`` if all.
     annotated: ClassVar[tuple[int, ...] | None] = None
     allow_phantom: bool = True
-    phantom_seed: int
 
     def outputs(self, model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
         """Return the network's outputs for whole images or volumes, in evaluation."""
@@ -287,8 +288,9 @@ class ImageTask(Intensities, Fitted, Task):
         data.annotated = annotated
         data.channels = tuple(sorted({*places} - {-1})) if self.channels else None
         vain = [name for name, place in zip(listed.channels, places, strict=False) if place < 0]
-        unused = f", of which {', '.join(vain)} is not used" * bool(vain)
-        data.description += f"; channels {', '.join(listed.channels)}" * bool(listed.channels) + unused
+        data.description += f"; channels {', '.join(listed.channels)}" * bool(
+            listed.channels
+        ) + f", of which {', '.join(vain)} is not used" * bool(vain)
         data.mask_labels = listed.meanings(getattr(data, "coding", None))
         return data
 
@@ -356,10 +358,6 @@ class ImageTask(Intensities, Fitted, Task):
     @abstractmethod
     def open_phantom(self, site: str, settings: Any) -> SiteData:
         """Return the task's synthetic images for a site."""
-
-    def seed_of(self, settings: SiteSettings) -> int:
-        """Return the seed of a site's synthetic data: the site's own, or else the task's."""
-        return self.phantom_seed if settings.phantom_seed is None else settings.phantom_seed
 
     def check_phantom_fits(self, site: str, what: str, has: str, fits: bool) -> None:
         """Raise ``DataError`` if the synthetic data have another number of classes than the task."""
@@ -444,20 +442,24 @@ def read_all(read: Callable[[int], T], indices: Sequence[int], workers: int) -> 
     return results
 
 
-class ListedData(SiteData):
-    """Define data that consist of the samples of a site's datalist.
+class PreparedData(SiteData):
+    """Define data of a site's datalist, whose prepared samples stay in memory while they fit into ``cache_bytes``.
 
     Args:
         datalist: the site's datalist.
         what: description of the data for the log.
+        cache_bytes, num_workers: see :class:`SiteSettings`.
     """
 
-    def __init__(self, datalist: Datalist, what: str) -> None:
+    def __init__(self, datalist: Datalist, what: str, cache_bytes: int, num_workers: int) -> None:
         self.datalist = datalist
         self.synthetic = datalist.synthetic
         self.test_splits = tuple(split for split in datalist.splits if split.startswith("test"))
         sizes = ", ".join(f"{len(samples)} {split}" for split, samples in datalist.splits.items())
         self.description = f"{'SYNTHETIC, not patient data: ' * datalist.synthetic}{what}: {sizes}"
+        self.num_workers = num_workers
+        self._left = cache_bytes
+        self._held: dict[tuple[str, Sample], Mapping[str, Any]] = {}
 
     @property
     def lists(self) -> tuple[str, ...]:
@@ -471,21 +473,6 @@ class ListedData(SiteData):
 
     def fingerprint(self, split: str) -> str | None:
         return self.datalist.fingerprint(self.check_split(split))
-
-
-class PreparedData(ListedData):
-    """Define listed data whose prepared samples stay in memory while they fit into ``cache_bytes``.
-
-    Args:
-        datalist, what: see :class:`ListedData`.
-        cache_bytes, num_workers: see :class:`SiteSettings`.
-    """
-
-    def __init__(self, datalist: Datalist, what: str, cache_bytes: int, num_workers: int) -> None:
-        super().__init__(datalist, what)
-        self.num_workers = num_workers
-        self._left = cache_bytes
-        self._held: dict[tuple[str, Sample], Mapping[str, Any]] = {}
 
     @abstractmethod
     def prepare(self, split: str, sample: Sample) -> Mapping[str, Any]:

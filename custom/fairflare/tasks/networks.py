@@ -312,8 +312,10 @@ def rename_for_adapters(own: Mapping[str, torch.Tensor], found: Mapping[str, tor
     if any(FACTOR.fullmatch(name) for name in found):
         return dict(found)
     inner = {name.replace(".base_layer.", "."): name for name in own if ".base_layer." in name}
-    begins = {name: tensor for name, tensor in own.items() if FACTOR.fullmatch(name)}
-    return {**begins, **{inner.get(name, name): tensor for name, tensor in found.items()}}
+    return {
+        **{name: tensor for name, tensor in own.items() if FACTOR.fullmatch(name)},
+        **{inner.get(name, name): tensor for name, tensor in found.items()},
+    }
 
 
 def mismatch(own: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> str:
@@ -321,7 +323,14 @@ def mismatch(own: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor])
     missing = [n for n in own if n not in found and not n.endswith("num_batches_tracked")]
     shapes = [n for n, t in own.items() if n in found and found[n].shape != t.shape]
     extra = [n for n in found if n not in own]
-    parts = [f"{what} {checks.few(own, 3)}" for what, own in (("missing", missing), ("unexpected", extra)) if own]
-    parts += [f"{n} has the shape {tuple(found[n].shape)}, needed is {tuple(own[n].shape)}" for n in shapes[:3]]
-    parts += [f"{len(shapes) - 3} more shapes differ"] * (len(shapes) > 3)
-    return "; ".join(parts)
+    return "; ".join(
+        [
+            *(
+                f"{what} {checks.few(names, 3)}"
+                for what, names in (("missing", missing), ("unexpected", extra))
+                if names
+            ),
+            *(f"{n} has the shape {tuple(found[n].shape)}, needed is {tuple(own[n].shape)}" for n in shapes[:3]),
+            *[f"{len(shapes) - 3} more shapes differ"] * (len(shapes) > 3),
+        ]
+    )

@@ -112,9 +112,10 @@ def _positions(
             f"checkpoint {path}: its {given.shape[1]} position embeddings are no square or cubic grid, here it is "
             f"{tuple(grid)}; choose image_size and patch_size of its training"
         )
-    mode = "bicubic" if len(grid) == 2 else "trilinear"
     plane = given.transpose(1, 2).reshape(1, -1, *[side] * len(grid)).float()
-    plane = nn.functional.interpolate(plane, tuple(grid), mode=mode, align_corners=False)
+    plane = nn.functional.interpolate(
+        plane, tuple(grid), mode="bicubic" if len(grid) == 2 else "trilinear", align_corners=False
+    )
     return {**tensors, POSITIONS: plane.flatten(2).transpose(1, 2)}
 
 

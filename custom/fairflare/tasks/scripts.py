@@ -70,25 +70,23 @@ class ScriptTask(Task):
         self._listed = listed
 
     def build_model(self) -> torch.nn.Module:
-        model = self.model
         if type(self) is ScriptTask and not any(
-            model == entry or (entry.endswith(".") and model.startswith(entry)) for entry in self._listed
+            self.model == entry or (entry.endswith(".") and self.model.startswith(entry)) for entry in self._listed
         ):
             raise shareable(
-                f"model {model!r:.200} is named by a job without code of its own, and no list of this machine has it; "
-                f"put it under {NETWORKS!r} in the server's local/fairflare.json, or have the job carry its script"
+                f"model {self.model!r:.200} is named by a job without code of its own, and no list of this machine has "
+                f"it; put it under {NETWORKS!r} in the server's local/fairflare.json, or have the job carry its script"
             )
-        module, _, name = model.rpartition(".")
+        module, _, name = self.model.rpartition(".")
         try:
             network_class = getattr(importlib.import_module(module), name)
             if not isinstance(network_class, type) or not issubclass(
                 network_class, torch.nn.Module
             ):  # before the class is called
                 raise TypeError(f"it must be a class of torch.nn.Module, got {network_class!r:.80}")
-            network: torch.nn.Module = network_class(**self.model_args)
+            return network_class(**self.model_args)
         except Exception as error:
-            raise ValueError(f"model {model!r} cannot be built: {type(error).__name__}: {error}") from error
-        return network
+            raise ValueError(f"model {self.model!r} cannot be built: {type(error).__name__}: {error}") from error
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         raise shareable("the sites' own script has the loss; the job's executor must be FLARE's Client API executor")
@@ -107,8 +105,7 @@ class ScriptBatches:
         self.split, self.source, self._batches = split, source, batches
 
     def __iter__(self) -> Iterator[Batch]:
-        for batch in self._batches:
-            yield pair(batch, self.split)
+        return (pair(batch, self.split) for batch in self._batches)
 
     def __len__(self) -> int:
         return len(self._batches)

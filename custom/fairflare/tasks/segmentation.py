@@ -17,7 +17,15 @@ from fairflare.data.listing.attributes import UNKNOWN
 from fairflare.data.sources import source
 from fairflare.data.whole_volumes import read_image, read_pair
 from fairflare.tasks.base import SiteData
-from fairflare.tasks.images import Augmentations, FolderImages, Grey, PhantomImages, Preprocessing, describe_drawn
+from fairflare.tasks.images import (
+    Augmentations,
+    FolderImages,
+    Grey,
+    PhantomImages,
+    Preprocessing,
+    Widths,
+    describe_drawn,
+)
 from fairflare.tasks.shared.structures import THRESHOLD, SegmentationSite, StructureTask
 
 if TYPE_CHECKING:
@@ -29,7 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["THRESHOLD", "SegmentationSite", "SegmentationTask"]
 
 Side = Annotated[int, Field(strict=True, ge=32, multiple_of=16)]
-Widths = tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt]
 
 
 @settings

@@ -36,15 +36,12 @@ class MeasuresClasses(ImageTask):
 
         Its logit is minus infinity, so the softmax is over the others, and nothing pushes the class down.
         """
-        if self.annotated is None or self.findings:  # targets of findings mark what is not known
-            return values
-        return values.index_fill(-1, self._unseen.to(values.device), -math.inf)
-
-    @property
-    def _unseen(self) -> torch.Tensor:
         import torch
 
-        return torch.tensor([k for k in range(len(self.names())) if k not in (self.annotated or ())], dtype=torch.int64)
+        if self.annotated is None or self.findings:  # targets of findings mark what is not known
+            return values
+        unseen = sorted({*range(len(self.names()))}.difference(self.annotated))
+        return values.index_fill(-1, torch.tensor(unseen, dtype=torch.int64, device=values.device), -math.inf)
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the mean cross-entropy over the samples of a batch."""
@@ -77,8 +74,7 @@ class MeasuresClasses(ImageTask):
         logits, labels = self._outputs(model, batches, device)
         if self.findings:
             losses, known = (values.sum(0).tolist() for values in finding_losses(logits, labels))
-            sure = self.probabilities(logits).numpy()
-            metrics = finding_metrics(labels.numpy(), sure, self.findings, self._measured)
+            metrics = finding_metrics(labels.numpy(), self.probabilities(logits).numpy(), self.findings, self._measured)
             metrics |= {f"loss_{self.findings[k]}": losses[k] / known[k] for k in self._measured if known[k]}
         else:
             metrics = classification_metrics(
@@ -153,13 +149,13 @@ class MeasuresClasses(ImageTask):
         """Return the logits (float64) and labels of all images, on the CPU."""
         import torch
 
-        outputs, targets = [], []
         with evaluating(model):
-            for inputs, labels in batches:
-                outputs.append(self.outputs(model, inputs.to(device)).to("cpu", torch.float64))
-                targets.append(labels)
-        checks.whole("the number of batches to evaluate on", len(outputs))
-        logits, labels = torch.cat(outputs), torch.cat(targets)
+            pairs = [
+                (self.outputs(model, inputs.to(device)).to("cpu", torch.float64), targets)
+                for inputs, targets in batches
+            ]
+        checks.whole("the number of batches to evaluate on", len(pairs))
+        logits, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         if not bool(torch.isfinite(logits).all()):
             raise ValueError("the model's outputs are not finite; lower learning_rate or set max_grad_norm")
         return logits, labels

@@ -86,12 +86,11 @@ class DiceScores:
         """
         if origins is None or all(origin.whole is None for origin in origins):
             self._add(found, targets, [NOWHERE] * len(found) if origins is None else origins)
-            return
-        for image, origin in zip(found.cpu(), origins, strict=True):
-            assert origin.whole is not None
-            whole = origin.whole()
-            own = back_in_place(image.to(torch.uint8), (whole.shape[1], whole.shape[2]), origin.resize)
-            self._add(own[None] > 0, whole[None], [origin])
+        else:
+            wholes = (origin.whole() for origin in origins if origin.whole is not None)
+            for image, whole, origin in zip(found.cpu(), wholes, origins, strict=True):
+                own = back_in_place(image.to(torch.uint8), (whole.shape[1], whole.shape[2]), origin.resize)
+                self._add(own[None] > 0, whole[None], [origin])
 
     def _add(self, found: torch.Tensor, targets: torch.Tensor, origins: Sequence[Origin]) -> None:
         found, targets = self.choose(found), self.choose(targets)
@@ -99,13 +98,12 @@ class DiceScores:
         if self.more is not None:
             for image in zip(found, truth, targets >= 0, origins, strict=True):
                 self.more.add(*image[:3], image[3].spacing)
-        before = sum(map(len, self._scores))
-        self._scores.append(compute_dice(found, truth, ignore_empty=False).to("cpu", torch.float64))
         common, in_found, in_truth = (mask.flatten(2).sum(2) for mask in (found & truth, found, truth))
         overlaps = torch.stack([common, in_found + in_truth], 1).to("cpu", torch.float64)
-        for number, (origin, overlap) in enumerate(zip(origins, overlaps, strict=True), before):
+        for number, (origin, overlap) in enumerate(zip(origins, overlaps, strict=True), sum(map(len, self._scores))):
             key = number if origin.volume is None else origin.volume
             self._overlap[key] = self._overlap[key] + overlap if key in self._overlap else overlap
+        self._scores.append(compute_dice(found, truth, ignore_empty=False).to("cpu", torch.float64))
 
     @property
     def images(self) -> torch.Tensor:

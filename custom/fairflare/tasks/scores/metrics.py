@@ -94,12 +94,11 @@ def classification_metrics(
     if areas and len(present) > 1:
         metrics.update(_areas(targets, probabilities, present))
     by_class = dict(zip(present.tolist(), recalls.tolist(), strict=True))
-    metrics.update({f"recall_{class_names[c]}": by_class[c] for c in by_class})
     of_groups = {group: [by_class[c] for c in members if c in by_class] for group, members in (groups or {}).items()}
     means = {group: math.fsum(values) / len(values) for group, values in of_groups.items() if values}
     if means:
         means["all"] = math.fsum(means.values()) / len(means)
-    return metrics | means
+    return metrics | {f"recall_{class_names[c]}": recall for c, recall in by_class.items()} | means
 
 
 def _areas(

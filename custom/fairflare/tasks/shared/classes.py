@@ -156,10 +156,8 @@ class ClassTask(MeasuresClasses):
 
     def names(self) -> list[str]:
         """Return the names of the classes, or of the findings."""
-        if self.findings is not None:
-            return self.findings
-        if self.class_names is not None:
-            return self.class_names
+        if given := self.findings or self.class_names:
+            return given
         drawn = self.drawn_classes
         return list(drawn) if self.classes == len(drawn) else [f"class_{c}" for c in range(self.classes)]
 

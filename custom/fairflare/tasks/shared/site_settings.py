@@ -79,6 +79,10 @@ class SiteSettings(FolderSettings):
             for folder, problem in given.items()
         })  # fmt: skip
 
+    def seed_or(self, default: int) -> int:
+        """Return the seed of the site's synthetic data, or the task's if the site has none of its own."""
+        return default if self.phantom_seed is None else self.phantom_seed
+
     def memory(self) -> dict[str, Any]:
         """Return the arguments of :class:`FolderImages` about memory, threads and the cache of decoded volumes."""
         folder, size = self.decoded_folder, self.decoded_bytes
@@ -123,10 +127,9 @@ def read_settings(kind: type[FolderSettings], site: str, given: Mapping[str, Any
         DataError: a key is unknown, a value cannot be used, or the file names data for other sites but not for
             this one.
     """
-    names = field_names(kind)
     check_keys(kind, site, given)
     with setting_of(site):
-        settings = kind(**{key: value for key, value in given.items() if key in names})
+        settings = kind(**{name: given[name] for name in field_names(kind) if name in given})
     if settings.data_root is None:
         _refuse_half_settings(site, given, settings)
     elif settings.phantom:

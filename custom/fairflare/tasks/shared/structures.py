@@ -15,7 +15,7 @@ from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import Flag, NonNegativeInt, Positive, PositiveInt, settings
 from fairflare.data.geometry import DrawnOn
 from fairflare.tasks.base import LOSS, Metric, SiteData, evaluating
-from fairflare.tasks.images import Coding, ImageTask, Momentum, one_for_each_class
+from fairflare.tasks.images import Coding, Factor, ImageTask, Momentum, one_for_each_class
 from fairflare.tasks.scores.mask_metrics import Wanted, declare_metrics
 from fairflare.tasks.shared.site_settings import SiteSettings, setting_of
 
@@ -48,7 +48,6 @@ OF_STRUCTURE: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 Structure = Annotated[list[PositiveInt], Field(min_length=1)]
-Factor = Annotated[float, Field(strict=True, gt=0, le=1000)]
 
 
 @settings
@@ -266,8 +265,8 @@ class StructureTask(ImageTask):
         names = self.known(self.names())
         result = {"dice": 0.0, "loss": float(np.average(losses, weights=counts))}
         if self.num_classes > 1:
-            own = np.average(by_structure, axis=0, weights=counts)
-            result |= {f"loss_{name}": float(value) for name, value in zip(names, own, strict=True)}
+            means = np.average(by_structure, axis=0, weights=counts)
+            result |= {f"loss_{name}": float(value) for name, value in zip(names, means, strict=True)}
         tables: dict[str, Any] = {"dice": scores.images}
         if scores.volumes is not None:
             # Fixed patches of a whole volume count together: alone, each without a structure would count 1.
@@ -375,4 +374,4 @@ class StructureTask(ImageTask):
 
     def seed_cases(self, own: SegmentationSite) -> tuple[int, float]:
         """Return the seed of a site's synthetic cases, and the factor on their number."""
-        return self.seed_of(own), self.phantom_cases if own.phantom_cases is None else own.phantom_cases
+        return own.seed_or(self.phantom_seed), self.phantom_cases if own.phantom_cases is None else own.phantom_cases

@@ -204,9 +204,7 @@ class FolderVolumes(VolumeData, FolderImages):
         check_stop()
         return read_whole(sample, masked=sample.mask is not None, **self.read_arguments(split, how))
 
-    def num_volumes(self, split: str) -> int:
-        """Return the number of volumes in a list."""
-        return len(self.datalist.splits[self.check_split(split)])
+    num_volumes = FolderImages.num_samples  # whatever a subclass cuts them into
 
     def original(self, split: str, number: int) -> tuple[Hashable, Whole]:
         """Return the patient and a volume with its mask, neither scaled nor resampled."""
@@ -230,9 +228,7 @@ class PhantomVolumes(VolumeData):
     def num_samples(self, split: str) -> int:
         return len(self.drawn[self.check_split(split)])
 
-    def num_volumes(self, split: str) -> int:
-        """Return the number of volumes in a list."""
-        return len(self.drawn[self.check_split(split)])
+    num_volumes = num_samples  # whatever a subclass cuts them into
 
     def takes(self) -> int:
         """Return the memory that one volume takes beside those that are in memory already."""

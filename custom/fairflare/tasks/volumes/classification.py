@@ -10,6 +10,7 @@ from pydantic import Field
 from fairflare.base.settings import settings
 from fairflare.data.datalist import Datalist, Sample
 from fairflare.tasks.base import SiteData
+from fairflare.tasks.images import Factor
 from fairflare.tasks.shared.classes import ClassSite, ClassTask, LabelledImages
 from fairflare.tasks.volumes.base import FolderVolumes, PhantomVolumes, VolumeSettings
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from fairflare.data.decoded import Arrays
     from fairflare.data.whole_volumes import Whole
 
-Factor = Annotated[float, Field(strict=True, gt=0, le=1000)]
 LESION = 2  # label of lesions in the phantom's masks
 Edge = Annotated[int, Field(strict=True, ge=32)]
 
@@ -67,7 +67,9 @@ class VolumeClassificationTask(VolumeSettings, ClassTask):
 
     def open_phantom(self, site: str, settings: ClassSite) -> SiteData:
         self.check_phantom_fits(site, "abdomen", "2 classes", self.classes == len(self.drawn_classes))
-        return PhantomVolumeClasses(self, site, self.seed_of(settings), self.phantom_cases, "abdomen phantom")
+        return PhantomVolumeClasses(
+            self, site, settings.seed_or(self.phantom_seed), self.phantom_cases, "abdomen phantom"
+        )
 
 
 class FolderVolumeClasses(FolderVolumes, LabelledImages):

@@ -23,7 +23,7 @@ from fairflare.data.intensity import counts_of
 from fairflare.data.orientation import orient_view
 from fairflare.data.whole_volumes import Whole, read_labels
 from fairflare.tasks.base import Batches, SiteData, evaluating
-from fairflare.tasks.images import read_all
+from fairflare.tasks.images import Widths, read_all
 from fairflare.tasks.scores.dice_scores import BatchOf, Origin
 from fairflare.tasks.shared.structures import SegmentationSite, StructureTask
 from fairflare.tasks.volumes.base import FolderVolumes, PhantomVolumes, VolumeData, VolumeSettings
@@ -43,7 +43,6 @@ CUT = ("training", UNLABELLED)  # lists whose samples are patches
 FIXED, HALF = 50, 0.5  # patches of each volume where validation is on fixed ones, and the share of them in structures
 STEP = 16  # divisor of a side, which the network's poolings halve four times
 Edge = Annotated[int, Field(strict=True, ge=32, multiple_of=STEP)]
-Widths = tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt]
 
 
 @settings
@@ -246,8 +245,7 @@ class _Patches(VolumeData):
 
         targets = self.task.targets(whole, structured, sample, self.site)  # first, as more is in memory after the image
         image = self.task.place_volume(whole, sample.image.name, self.site)
-        spacing = () if whole.affine is None else image.pixdim.tolist()
-        return prepare_parts(image.numpy(), targets.numpy(), spacing)
+        return prepare_parts(image.numpy(), targets.numpy(), () if whole.affine is None else image.pixdim.tolist())
 
     def num_samples(self, split: str) -> int:
         return super().num_samples(split) * (self.task.patches if split in CUT else 1)  # type: ignore[safe-super]

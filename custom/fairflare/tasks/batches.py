@@ -25,12 +25,11 @@ from torch.utils.data import DataLoader, Dataset
 from fairflare.base.task import Batches
 from fairflare.tasks.placing import plain
 from fairflare.tasks.scores.dice_scores import BatchOf
+from fairflare.tasks.transforms import LUMINANCE
 
 if TYPE_CHECKING:
     from fairflare.base.task import Batch
     from fairflare.tasks.images import ImageData
-
-LUMA = torch.tensor([0.299, 0.587, 0.114])  # luminance weights of red, green and blue (ITU-R 601)
 
 
 def load_batches(entries: Sequence[Any], size: int, read: Callable[[list[Any]], Batch]) -> Batches:
@@ -111,7 +110,7 @@ class Jitter(Randomizable, Transform):
             if kind == 3:
                 image = _turn_hues(image, turn) if len(image) == 3 else image
             else:
-                grey = torch.tensordot(LUMA.to(image), image, 1) if len(image) == 3 else image[0]
+                grey = torch.tensordot(torch.tensor(LUMINANCE).to(image), image, 1) if len(image) == 3 else image[0]
                 plain = (torch.zeros_like(grey), grey.mean(), grey)[kind]  # image without the property
                 image = (plain + (image - plain) * factors[kind]).clamp(0.0, 1.0)
         return {**item, "image": image}

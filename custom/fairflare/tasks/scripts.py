@@ -25,8 +25,25 @@ PAIR = "(inputs, targets), or a dict with 'image' and 'label'"
 NETWORKS = "networks"  # key of the server's own file that lists the classes of networks a job may name
 
 
+class MeasuredByScript(Task):
+    """Declare the metrics that the sites' own scripts measure.
+
+    Attributes:
+        told: declarations of the metrics in the job, as in ``metrics`` of :class:`ScriptTask`.
+    """
+
+    told: Mapping[str, Mapping[str, Any]] = {}
+    primary_metric: ClassVar[str] = "accuracy"
+
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        return tuple(read_metrics(self.told))
+
+    def asks_for(self, metric: str) -> str:
+        return asks_for(metric)
+
+
 @settings
-class ScriptTask(Task):
+class ScriptTask(MeasuredByScript):
     """Define, for the server, the network and metrics of a job whose sites run their own training script.
 
     A name that is imported and called is code. So this class by itself builds only networks that the server's own file
@@ -40,8 +57,6 @@ class ScriptTask(Task):
             without limits in [0, 1], ``null``: no limit. ``accuracy`` and the loss need no entry.
     """
 
-    primary_metric: ClassVar[str] = "accuracy"
-
     model: Text
     model_args: dict[str, Any] = field(default_factory=dict)
     metric: Text = "accuracy"
@@ -50,15 +65,9 @@ class ScriptTask(Task):
     def __post_init__(self) -> None:
         if not all(part.isidentifier() for part in ("." + self.model).split(".")[1:]) or "." not in self.model:
             raise ValueError(f"model must be the network's class as 'module.Class', got {self.model!r}")
-        vars(self)["primary_metric"] = self.metric
+        vars(self).update(primary_metric=self.metric, told=self.metrics)
         self._listed: list[str] = []
         self.by_name()
-
-    def declared_metrics(self) -> tuple[Metric, ...]:
-        return tuple(read_metrics(self.metrics))
-
-    def asks_for(self, metric: str) -> str:
-        return asks_for(metric)
 
     def permit(self, settings: Mapping[str, Any]) -> None:
         listed = settings.get(NETWORKS, [])
@@ -192,7 +201,7 @@ class ScriptData(SiteData):
         return counts
 
 
-class LoopTask(Task):
+class LoopTask(MeasuredByScript):
     """Define a task by a script's own network, loss and metrics, for the part of a method that runs at sites.
 
     Args:
@@ -203,13 +212,7 @@ class LoopTask(Task):
             with ``metric`` in it.
         metric: name of the primary metric.
         prior: a frozen network of the script's own for Fed-MAS; ``None`` to load the one that the job's settings name.
-
-    Attributes:
-        told: declarations of the metrics in the job, as in ``metrics`` of :class:`ScriptTask`.
     """
-
-    told: Mapping[str, Mapping[str, Any]] = {}
-    primary_metric: ClassVar[str] = "accuracy"
 
     def __init__(
         self,
@@ -223,12 +226,6 @@ class LoopTask(Task):
         self.model, self.criterion, self.data, self.metrics = model, criterion, data, metrics
         self.prior = None if prior is None else OwnPrior(prior)
         vars(self)["primary_metric"] = metric
-
-    def declared_metrics(self) -> tuple[Metric, ...]:
-        return tuple(read_metrics(self.told))
-
-    def asks_for(self, metric: str) -> str:
-        return asks_for(metric)
 
     def build_model(self) -> torch.nn.Module:
         import copy

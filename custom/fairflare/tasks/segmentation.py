@@ -26,15 +26,13 @@ from fairflare.tasks.images import (
     Widths,
     describe_drawn,
 )
-from fairflare.tasks.shared.structures import THRESHOLD, SegmentationSite, StructureTask
+from fairflare.tasks.shared.structures import SegmentationSite, StructureTask
 
 if TYPE_CHECKING:
     import torch
 
     from fairflare.base.task import Batch
     from fairflare.tasks.scores.dice_scores import Origin
-
-__all__ = ["THRESHOLD", "SegmentationSite", "SegmentationTask"]
 
 Side = Annotated[int, Field(strict=True, ge=32, multiple_of=16)]
 

@@ -24,8 +24,8 @@ from fairflare.data.intensity import counts_of
 from fairflare.data.reading import Reading, ValueNotes, reading_takes
 from fairflare.data.whole_volumes import read_planes
 from fairflare.tasks.classification import ClassificationSite
-from fairflare.tasks.segmentation import SegmentationSite
 from fairflare.tasks.shared.site_settings import SiteSettings, read_settings
+from fairflare.tasks.shared.structures import SegmentationSite
 
 Kind: TypeAlias = Literal["segmentation", "classification"]
 Case: TypeAlias = tuple[str, str]

@@ -184,10 +184,9 @@ class FolderVolumes(VolumeData, FolderImages):
         with _TURNS[hash(sample) % len(_TURNS)]:
             if self._on_disk is None:
                 return self.keep_in_memory(split, sample)
-            task, reading = self.task, self.reading
             how = [
-                *(getattr(task, name, None) for name in AS_PREPARED), self.coding, task.annotated, reading.drawn_on,
-                self.max_image_bytes, sample.spacing, reading.channels, reading.width,
+                *(getattr(self.task, name, None) for name in AS_PREPARED), self.coding, self.task.annotated,
+                self.reading.drawn_on, self.max_image_bytes, sample.spacing, self.reading.channels, self.reading.width,
             ]  # fmt: skip
             return self._on_disk.arrays(
                 repr(how), [image_file(path) for path in (*sample.files, sample.mask) if path is not None],

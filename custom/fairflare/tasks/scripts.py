@@ -287,7 +287,6 @@ class OwnPrior(priors.FrozenPrior):
         return self.encoder(inputs)
 
 
-ACCURACY = {"accuracy": {"higher_is_better": True}}
 OF_METRIC = ("higher_is_better", "low", "high", "unit", "mean_of_images")
 
 
@@ -300,7 +299,7 @@ def read_metrics(described: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]
     Raises:
         ValueError: a metric has an unknown key, no direction, or an unusable value; the message names the metric.
     """
-    for name, entry in {**ACCURACY, **described}.items():
+    for name, entry in {"accuracy": {"higher_is_better": True}, **described}.items():
         unknown = next((key for key in entry if key not in OF_METRIC), "")
         refuse({
             f"metrics: {name!r} has no {unknown!r}{nearest(unknown, OF_METRIC)}": unknown,

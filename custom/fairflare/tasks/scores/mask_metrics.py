@@ -30,42 +30,31 @@ log = logging.getLogger(__name__)
 Table: TypeAlias = "npt.NDArray[np.float64]"  # one value for each structure
 
 
-def offer_metrics(wanted: Sequence[str], dims: int, tolerance: float) -> dict[str, tuple[str, str]]:
-    """Return meaning and unit of the requested metrics of masks by name, without their variants in pixels.
+def declare_metrics(wanted: Sequence[str], dims: int, tolerance: float, structures: Sequence[str]) -> Iterator[Metric]:
+    """Yield the :class:`Metric` of each requested mask metric, of its variant in pixels, and of both by structure.
 
     A metric without a unit is a share, of which larger values are better; of others smaller ones are.
 
     Args:
-        wanted: values of the task's setting ``metrics``; ``dice`` is left out of the result.
+        wanted: values of the task's setting ``metrics``; of ``dice`` nothing is yielded.
         dims: number of spatial dimensions, 2 or 3.
         tolerance: tolerance of surface Dice, in mm (or pixels, for images without spacing).
-    """
-    size, unit = ("volume", "ml") if dims == 3 else ("area", "mm2")
-    every = {
-        IOU: {IOU: ("intersection over union", "")},
-        # MONAI's definition. medpy takes the percentile over both surfaces together, which is never larger.
-        "hd95": {"hd95": ("larger of both surfaces' 95th percentiles of distances", "mm")},
-        "assd": {"assd": ("average distance of both surfaces", "mm")},
-        "surface_dice": {
-            "surface_dice": (f"share of both surfaces that is at most {tolerance:g} mm from the other", "")
-        },
-        "volume_error": {
-            f"{size}_error": (f"absolute error of the {size}", unit),
-            f"{size}_over": (f"how much too large the {size} is, 0 where too small", unit),
-            f"{size}_under": (f"how much too small the {size} is, 0 where too large", unit),
-        },
-    }
-    return {name: facts for word in wanted if word != "dice" for name, facts in every[word].items()}
-
-
-def declare_metrics(wanted: Sequence[str], dims: int, tolerance: float, structures: Sequence[str]) -> Iterator[Metric]:
-    """Yield the :class:`Metric` of each requested mask metric, of its variant in pixels, and of both by structure.
-
-    Args:
-        wanted, dims, tolerance: see :func:`offer_metrics`.
         structures: names of the structures; empty if there is only one structure.
     """
-    for name, (meaning, unit_in_mm) in offer_metrics(wanted, dims, tolerance).items():
+    size, size_unit = ("volume", "ml") if dims == 3 else ("area", "mm2")
+    facts = [  # setting, name, meaning, unit
+        (IOU, IOU, "intersection over union", ""),
+        # MONAI's definition. medpy takes the percentile over both surfaces together, which is never larger.
+        ("hd95", "hd95", "larger of both surfaces' 95th percentiles of distances", "mm"),
+        ("assd", "assd", "average distance of both surfaces", "mm"),
+        ("surface_dice", "surface_dice", f"share of both surfaces that is at most {tolerance:g} mm from the other", ""),
+        ("volume_error", f"{size}_error", f"absolute error of the {size}", size_unit),
+        ("volume_error", f"{size}_over", f"how much too large the {size} is, 0 where too small", size_unit),
+        ("volume_error", f"{size}_under", f"how much too small the {size} is, 0 where too large", size_unit),
+    ]
+    for name, meaning, unit_in_mm in [
+        entry[1:] for word in dict.fromkeys(wanted) for entry in facts if entry[0] == word
+    ]:
         forms = [
             (name, unit_in_mm, meaning),
             (PIXEL + name, "pixels" if unit_in_mm else "", meaning.replace(" mm", " pixels")),
@@ -87,7 +76,7 @@ class MaskMetrics:
     """Collect the requested metrics of masks, image by image.
 
     Args:
-        wanted, dims, tolerance: see :func:`offer_metrics`.
+        wanted, dims, tolerance: see :func:`declare_metrics`.
     """
 
     def __init__(self, wanted: Sequence[str], dims: int, tolerance: float) -> None:

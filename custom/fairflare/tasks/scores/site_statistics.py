@@ -82,13 +82,15 @@ class SiteSums:
         everyone = set[Case]().union(*self.cases.values())
         if len(everyone) < self.least:
             return counts
-        counts |= {"cases": len(everyone), "images": self.images.total()}
         few = {
             "unusable": (self.unusable, self.unusable),
             "missing_labels": (self.missing_labels, self.missing_labels),
             "empty_masks": (len(self.empty), len(set(self.empty))),
         }
-        counts |= {name: count for name, (count, cases) in few.items() if not 0 < cases < self.least}
+        counts |= {
+            "cases": len(everyone), "images": self.images.total(),
+            **{name: count for name, (count, cases) in few.items() if not 0 < cases < self.least},
+        }  # fmt: skip
         numbers = {k: len(self.cases[split]) for k, split in enumerate(SPLITS) if self.cases[split]}
         for number, cases in drop_few(numbers, numbers, self.least).items():
             split = SPLITS[number]
@@ -145,18 +147,17 @@ def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, le
     width = len(listed.channels or "1")
     how = replace(how, drawn_on=getattr(in_file, "mask_drawn_on", None), channels=tuple(range(width)), width=width)
     annotated = getattr(in_file, KEYS[kind == "classification"])
+    every = [(split, sample) for split in SPLITS for sample in listed.splits.get(split, ())]
     sums, values = (
         SiteSums(
             least, listed.synthetic, PARTLY if isinstance(annotated, list) else int(annotated == "all"),
-            channels=len(listed.channels or ()),
+            findings=any(isinstance(sample.label, tuple) for _, sample in every), channels=len(listed.channels or ()),
         ),
         ValueNotes(),
     )  # fmt: skip
     for problem in problems:
         _unusable(sums, problem)
-    every = [(split, sample) for split in SPLITS for sample in listed.splits.get(split, ())]
     few = _few({(_class_of(sample, in_file), sample.case) for _, sample in every}, least)
-    sums.findings = any(isinstance(sample.label, tuple) for _, sample in every)
     labels_by_sample: list[tuple[Sample, Counter[int]]] = []
     wanted = [
         (split, sample)

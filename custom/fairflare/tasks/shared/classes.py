@@ -30,11 +30,6 @@ if TYPE_CHECKING:
     from fairflare.base.task import PriorNetwork
     from fairflare.tasks.networks import Classifier
 
-NETWORK_SETTINGS = (
-    "in_channels", "features", "norm_momentum", "image_size", "max_pool", "projector_dim", "neck_dim", "retrained_head",
-    "patch_size",
-)  # fmt: skip
-
 
 @settings
 class ClassSite(SiteSettings):
@@ -172,8 +167,10 @@ class ClassTask(MeasuresClasses):
         from fairflare.tasks.networks import build_classifier
 
         return build_classifier(
-            self.network, classes=self.classes, cosine_scale=self.cosine_scale if self.classifier == "cosine" else None,
-            **{name: getattr(self, name) for name in NETWORK_SETTINGS},
+            self.network, in_channels=self.in_channels, classes=self.classes, features=self.features,
+            norm_momentum=self.norm_momentum, image_size=self.image_size, patch_size=self.patch_size,
+            max_pool=self.max_pool, projector_dim=self.projector_dim, neck_dim=self.neck_dim,
+            cosine_scale=self.cosine_scale if self.classifier == "cosine" else None, retrained_head=self.retrained_head,
         )  # fmt: skip
 
     def initialise(self, model: torch.nn.Module, checkpoint: str | None = None) -> str:

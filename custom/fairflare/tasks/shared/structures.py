@@ -265,8 +265,8 @@ class StructureTask(ImageTask):
         names = self.known(self.names())
         result = {"dice": 0.0, "loss": float(np.average(losses, weights=counts))}
         if self.num_classes > 1:
-            means = np.average(by_structure, axis=0, weights=counts)
-            result |= {f"loss_{name}": float(value) for name, value in zip(names, means, strict=True)}
+            own = np.average(by_structure, axis=0, weights=counts)
+            result |= {f"loss_{name}": float(value) for name, value in zip(names, own, strict=True)}
         tables: dict[str, Any] = {"dice": scores.images}
         if scores.volumes is not None:
             # Fixed patches of a whole volume count together: alone, each without a structure would count 1.
@@ -275,8 +275,9 @@ class StructureTask(ImageTask):
         for name, values in tables.items():
             result[name] = float(values.mean())
             if self.num_classes > 1:
-                by_name = zip(names, values.mean(0), strict=True)
-                result |= {f"{name}_{structure}": float(value) for structure, value in by_name}
+                result |= {
+                    f"{name}_{structure}": float(value) for structure, value in zip(names, values.mean(0), strict=True)
+                }
         return result
 
     def outcomes(self, model: torch.nn.Module, data: SiteData, split: str, device: Device) -> Outcomes:

@@ -46,8 +46,10 @@ class PlainUNet(nn.Module):
         dimensions = len(kernels[0])
         conv, upsampling = (getattr(nn, f"{kind}{dimensions}d") for kind in ("Conv", "ConvTranspose"))
         self.encoder, self.decoder = nn.Module(), nn.Module()
-        stages = zip(convolutions[0], [in_channels, *features[:-1]], features, kernels, strides, strict=True)
-        self.encoder.stages = nn.ModuleList(nn.Sequential(_Stage(*stage)) for stage in stages)
+        self.encoder.stages = nn.ModuleList(
+            nn.Sequential(_Stage(*stage))
+            for stage in zip(convolutions[0], [in_channels, *features[:-1]], features, kernels, strides, strict=True)
+        )
         below, beside = features[:0:-1], features[-2::-1]
         self.decoder.stages = nn.ModuleList(
             _Stage(count, 2 * width, width, kernel, [1] * dimensions)

@@ -186,11 +186,11 @@ class MonaiBundleTask(Task):
         """
         images = data.batches("training", batch_size=1)
         inputs, targets = (tensor.to(device) for tensor in next(iter(images)))
-        what = (
+        with telling(
             "the MONAI bundle's network cannot do with the first training image, or its loss with the outputs "
-            f"(an input of {tuple(inputs.shape)}, a label of {tuple(targets.shape)})"
-        )
-        with telling(what, shareable), evaluating(model):
+            f"(an input of {tuple(inputs.shape)}, a label of {tuple(targets.shape)})",
+            shareable,
+        ), evaluating(model):  # fmt: skip
             outputs = model(inputs)
             classes = outputs.shape[1]
             most = max(float(label.max()) for _, label in islice(images, LOOKED_AT))

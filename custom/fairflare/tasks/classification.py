@@ -124,9 +124,11 @@ class ClassificationTask(Dealt, Preprocessing, ClassTask):
     def plan(self, seed: int) -> Any:
         """Return the plan of the synthetic federation that the phantom's settings describe."""
         named = {name: getattr(self, setting) for name, setting in PLAN_NAMES.items()} | {"seed": seed}
-        least = max(MIN_CLASS, round(self.phantom_min_share * self.phantom_samples))
         try:
-            return source("classes").PhantomPlan(**named, image_size=max(self.image_size), min_class=least)
+            return source("classes").PhantomPlan(
+                **named, image_size=max(self.image_size),
+                min_class=max(MIN_CLASS, round(self.phantom_min_share * self.phantom_samples)),
+            )  # fmt: skip
         except ValueError as error:  # the message names the plan's arguments: replace them by the task's settings
             text = re.sub(rf"\b({'|'.join(PLAN_NAMES)})\b", lambda m: PLAN_NAMES[m[0]], str(error))
             raise ValueError(text) from error

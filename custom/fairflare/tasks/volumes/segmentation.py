@@ -119,8 +119,9 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
     def structure_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         import torch
 
-        every = [cross_entropies(outputs[:, [k]], targets[:, [k]]).mean() for k in self.known(range(self.num_classes))]
-        return super().structure_losses(outputs, targets) + torch.stack(every)
+        return super().structure_losses(outputs, targets) + torch.stack(
+            [cross_entropies(outputs[:, [k]], targets[:, [k]]).mean() for k in self.known(range(self.num_classes))]
+        )
 
     def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the sum of Dice loss and binary cross-entropy for each patch or volume, (n,)."""
@@ -353,8 +354,11 @@ class PhantomPatches(_Patches, PhantomVolumes):
 
         nested = self.task.labels is None and not self.task.exclusive
         labels = [[1, 2], [2]][: self.task.num_classes] if nested else self.task.structures
-        structured = Structured(labels, {0: 0, 1: 1, 2: 2}, self.site, "none", self.task.ignore)
-        return self.prepare_volume(whole, Sample(Path("phantom"), Path("phantom")), structured)
+        return self.prepare_volume(
+            whole,
+            Sample(Path("phantom"), Path("phantom")),
+            Structured(labels, {0: 0, 1: 1, 2: 2}, self.site, "none", self.task.ignore),
+        )
 
 
 def cross_entropies(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -263,8 +263,10 @@ def load_encoder(model: Classifier, path: Path) -> str:
         ValueError: the file cannot be read, or does not fit the encoder (names what differs).
     """
     found = {match_name(name): tensor for name, tensor in read_checkpoint(path).items()}
-    encoder = {name: tensor for name, tensor in found.items() if not name.startswith(HEADS)}
-    load_fitting(model.encoder, encoder, f"checkpoint {path} does not fit the network")
+    load_fitting(
+        model.encoder, {name: tensor for name, tensor in found.items() if not name.startswith(HEADS)},
+        f"checkpoint {path} does not fit the network",
+    )  # fmt: skip
     for head in ("head", "fc", "classifier", "class_layers.out") if isinstance(model.head, nn.Linear) else ():
         given = {kind: found[f"{head}.{kind}"] for kind in ("weight", "bias") if f"{head}.{kind}" in found}
         if not mismatch(model.head.state_dict(), given):

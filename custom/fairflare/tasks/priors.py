@@ -30,7 +30,6 @@ EMBEDDED_FILE = Path(__file__).parents[1] / "data" / "weights" / "prior_small.sa
 EMBEDDED_WIDTHS = (16, 32, 48, 96)
 PRIOR_NETWORKS = ("embedded", "resnet18", "resnet50", "densenet121", "timm:<name>")
 MOCO_PREFIX = "encoder_q."
-FINGERPRINT_LENGTH = 16  # hexadecimal digits: 64 bits
 
 
 class FrozenPrior(nn.Module):
@@ -81,7 +80,7 @@ def fingerprint(state: Mapping[str, torch.Tensor], extra: str = "") -> str:
         if not name.endswith("num_batches_tracked"):
             digest.update(f"{name}{tuple(tensor.shape)}".encode())
             digest.update(tensor.numpy().astype("<f4").tobytes())
-    return digest.hexdigest()[:FINGERPRINT_LENGTH]
+    return digest.hexdigest()[:16]  # 64 bits
 
 
 def load_prior(

@@ -175,10 +175,6 @@ class FolderVolumes(VolumeData, FolderImages):
         """Return the memory that reading and preparing one volume of the site takes, at most."""
         return reading_takes(chain.from_iterable(self.datalist.splits.values()), PREPARED)
 
-    @abstractmethod
-    def prepare(self, split: str, sample: Sample) -> Arrays:
-        """Return the arrays that stay of a sample, see :meth:`read_sample`."""
-
     def parts(self, split: str, index: int) -> Arrays:
         sample = self.datalist.splits[split][index]
         with _TURNS[hash(sample) % len(_TURNS)]:

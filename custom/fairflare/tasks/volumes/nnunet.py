@@ -246,8 +246,7 @@ class NnUNetTask(VolumeSegmentationTask):
         """Return 1 - Dice of the annotated structures, summed over the given axes."""
         probable, targets = self.chosen(self.probabilities(outputs)), self.chosen(targets)
         probable, targets = probable.masked_fill(targets < 0, 0), targets.clamp(min=0)
-        both = (probable * targets).sum(dims)
-        return 1 - (2 * both + SMOOTH) / (probable.sum(dims) + targets.sum(dims) + SMOOTH)
+        return 1 - (2 * (probable * targets).sum(dims) + SMOOTH) / (probable.sum(dims) + targets.sum(dims) + SMOOTH)
 
 
 def entropies_of_classes(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

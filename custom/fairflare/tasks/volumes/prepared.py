@@ -18,7 +18,6 @@ from fairflare.tasks.scores.dice_scores import Origin
 BRICK = 16  # side of the cubes in which volumes are stored, in voxels
 DRAWN = 10_000  # number of voxels of each structure that are kept as middles of patches
 SEED = 20_000  # of their choice, the same for every volume
-Place = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -45,14 +44,9 @@ class Prepared:
         """Return the size of a voxel for the evaluation."""
         return Origin(None, None, "pad", tuple(self.spacing.tolist()) or None)
 
-    @property
-    def shape(self) -> Place:
-        """Return the number of voxels along each axis."""
-        return tuple(self.size.tolist())
-
     def whole(self, name: str) -> torch.Tensor:
         """Return the whole ``"image"`` or ``"label"``."""
-        return self.cut(name, (0, 0, 0), self.shape)
+        return self.cut(name, (0, 0, 0), self.size.tolist())
 
     def cut(self, name: str, start: Sequence[int], size: Sequence[int]) -> torch.Tensor:
         """Return the part of the ``"image"`` or ``"label"`` that begins at a voxel and has a size, as a copy."""
@@ -63,7 +57,7 @@ class Prepared:
         inner = (slice(None), *(slice(a % BRICK, a % BRICK + n) for a, n in zip(start, size, strict=True)))
         return torch.from_numpy(np.array(lined[inner], order="C"))
 
-    def start(self, draws: Sequence[float], foreground: float, size: Sequence[int]) -> Place:
+    def start(self, draws: Sequence[float], foreground: float, size: Sequence[int]) -> tuple[int, ...]:
         """Return where a patch begins, by six numbers drawn evenly from [0, 1).
 
         With probability ``foreground`` the middle of the patch is a kept voxel, of a structure drawn evenly among those
@@ -72,11 +66,12 @@ class Prepared:
         inside, which, voxel, *place = draws
         sizes = np.diff(self.ends, prepend=0)
         present = np.flatnonzero(sizes)
-        middle = [int(part * length) for part, length in zip(place, self.shape, strict=True)]
+        lengths = self.size.tolist()
+        middle = [int(part * length) for part, length in zip(place, lengths, strict=True)]
         if inside < foreground and len(present):
             structure = present[int(which * len(present))]
             middle = self.voxels[self.ends[structure] - sizes[structure] + int(voxel * sizes[structure])].tolist()
-        return tuple(min(max(m - n // 2, 0), length - n) for m, n, length in zip(middle, size, self.shape, strict=True))
+        return tuple(min(max(m - n // 2, 0), length - n) for m, n, length in zip(middle, size, lengths, strict=True))
 
 
 def bricks(volume: npt.NDArray[Any]) -> npt.NDArray[Any]:

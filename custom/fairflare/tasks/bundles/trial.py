@@ -36,8 +36,14 @@ def train_once(task: MonaiBundleTask) -> str:
         sides = task.parts.bundle.get("_meta_#network_data_format#inputs#image#spatial_shape") or ()
         size = [min(side, SIDES[1]) if isinstance(side, int) else SIDES[0] for side in sides]
         size = size if len(size) == len(axes) else [SIDES[0] for _ in axes]
-        placed = (step for step in train.flatten().transforms if hasattr(step, "spacing_transform"))
-        spacing = next((float(step.spacing_transform.pixdim[0]) for step in placed), 1.0)
+        spacing = next(
+            (
+                float(step.spacing_transform.pixdim[0])
+                for step in train.flatten().transforms
+                if hasattr(step, "spacing_transform")
+            ),
+            1.0,
+        )
         numbers = takes_class_numbers(train, task.label_key)
         lists = {
             split: [{"image": image, "label": number % 2 if numbers else label}]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -79,7 +79,7 @@ class MaskMetrics:
         wanted, dims, tolerance: see :func:`declare_metrics`.
     """
 
-    def __init__(self, wanted: Sequence[str], dims: int, tolerance: float) -> None:
+    def __init__(self, wanted: Collection[str], dims: int, tolerance: float) -> None:
         self.wanted = set(wanted)
         self.dims, self.tolerance = dims, tolerance
         self.size = "volume" if dims == 3 else "area"

@@ -298,8 +298,7 @@ class StructureTask(ImageTask):
         from fairflare.tasks.scores.mask_metrics import MaskMetrics
 
         wanted = set(metrics) - {"dice"}
-        more = MaskMetrics(sorted(wanted), self.spatial_dims, self.tolerance) if wanted else None
-        scores = DiceScores(more, self.chosen)
+        scores = DiceScores(MaskMetrics(wanted, self.spatial_dims, self.tolerance) if wanted else None, self.chosen)
         by_batch: list[tuple[int, float, list[float]]] = []
         with evaluating(model):
             for batch in batches:

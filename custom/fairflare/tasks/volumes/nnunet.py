@@ -191,9 +191,8 @@ class NnUNetTask(VolumeSegmentationTask):
 
         both: Any = {"keys": ("image", "label"), "mode": ("bilinear", "nearest"), "padding_mode": "zeros"}
         flat, turn, scale = max(self.patch_size) / self.patch_size[0] > FLAT, radians(30), (-0.3, 0.4)
-        turns = [radians(180), 0.0, 0.0] if flat else [turn] * 3
         return Compose([
-            RandAffined(prob=0.2, rotate_range=turns, cache_grid=False, **both),
+            RandAffined(prob=0.2, rotate_range=[radians(180), 0, 0] if flat else [turn] * 3, cache_grid=False, **both),
             RandAffined(prob=0.2, scale_range=[(0, 0) if flat else scale, scale, scale], cache_grid=False, **both),
             RandGaussianNoised("image", prob=0.1, std=0.1**0.5),
             RandGaussianSmoothd("image", prob=0.2, sigma_x=(0.5, 1.0), sigma_y=(0.5, 1.0), sigma_z=(0.5, 1.0)),

@@ -342,14 +342,13 @@ def pair(batch: Any, split: str) -> Batch:
 
 def _size(source: Any) -> int | None:
     """Return the number of samples of a ``DataLoader`` over a data set with length and order; else ``None``."""
-    if (
-        not isinstance(source, torch.utils.data.DataLoader)
-        or source.batch_size is None
-        or isinstance(source.dataset, torch.utils.data.IterableDataset)
-        or not hasattr(source.dataset, "__len__")
-    ):
-        return None
-    return len(source.dataset)
+    ordered = (
+        isinstance(source, torch.utils.data.DataLoader)
+        and source.batch_size is not None
+        and not isinstance(source.dataset, torch.utils.data.IterableDataset)
+        and hasattr(source.dataset, "__len__")
+    )
+    return len(source.dataset) if ordered else None
 
 
 def _metric(name: str, value: Any) -> float:

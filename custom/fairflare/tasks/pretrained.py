@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -48,7 +49,8 @@ def load_partial(model: nn.Module, path: Path, keys: Mapping[str, str]) -> str:
     positions = _place(POSITIONS, names)
     tensors = _rename(read_checkpoint(path), [*keys.items(), *(OF_VIT if positions else ())], path)
     if positions is not None:
-        tensors = _positions(tensors, getattr(model, "encoder", model).grid, state[names[positions]], path)
+        encoder: Any = getattr(model, "encoder", model)
+        tensors = _positions(tensors, encoder.grid, state[names[positions]], path)
     fitting: dict[str, torch.Tensor] = {}
     misfits: list[str] = []
     for name, tensor in tensors.items():

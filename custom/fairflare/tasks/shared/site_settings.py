@@ -192,7 +192,7 @@ def _refuse_half_settings(site: str, given: Mapping[str, Any], settings: FolderS
         )
     if settings.phantom is False:
         raise setting_error(site, "phantom", "'phantom' is false and 'data_root' is not set; set 'data_root'")
-    blocks = given.get("sites") if isinstance(given.get("sites"), Mapping) else {}
+    blocks: Any = given.get("sites") if isinstance(given.get("sites"), Mapping) else {}
     with_data = [name for name, block in blocks.items() if isinstance(block, Mapping) and "data_root" in block]
     if with_data and not settings.phantom:
         near = checks.nearest(site, with_data, most=1)

@@ -301,7 +301,7 @@ def test_volumes_without_a_patient_are_known_by_their_values(tmp_path: Path) -> 
 def test_a_part_is_that_of_the_whole_however_it_lies(tmp_path: Path) -> None:
     data = opened(site(tmp_path / "site", (40, 50, 34)), tmp_path / "kept")
     volume, item = data.volume("training", 0), data.item("training", 0)
-    assert volume.shape == (48, 64, 48)
+    assert tuple(volume.size) == (48, 64, 48)
     assert item["image"].shape == (1, 48, 64, 48)
     stored = np.asanyarray(nibabel.load(tmp_path / "site/image0.nii").dataobj).astype(np.float64)
     scaled = (stored - stored.min()) / (stored.max() - stored.min())

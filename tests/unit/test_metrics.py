@@ -13,7 +13,7 @@ import sklearn.metrics as skm
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairflare.tasks.scores.metrics import NAMES, classification_metrics
+from fairflare.tasks.scores.metrics import MEANINGS, classification_metrics
 
 Array = npt.NDArray[np.floating]
 
@@ -93,7 +93,7 @@ def test_worked_numbers_of_the_specification() -> None:
     }  # fmt: skip
     for name, value in expected.items():
         assert found[name] == pytest.approx(value, abs=1e-6), name
-    assert set(found) == {*NAMES, "recall_c0", "recall_c1", "recall_c2"}
+    assert set(found) == {*MEANINGS, "recall_c0", "recall_c1", "recall_c2"}
     assert all(type(value) is float for value in found.values())
 
 

@@ -219,10 +219,10 @@ def test_a_difference_tells_nothing() -> None:
         case = ("patient", str(k))
         sums.cases["training"].add(case)
         sums.images["training"] += 1
-        sums.add("width", 0 if k < 12 else 1 if k < 18 else 2, case)  # 12, 6 and 2 cases
+        sums.records["width"][0 if k < 12 else 1 if k < 18 else 2][case] += 1  # 12, 6 and 2 cases
     records, shown = sums.bins()["width"]
     assert (records, shown) == (20, {0: 12})  # 6 goes with 2: from 20 - 12 nobody tells them apart
-    sums.add("spacing", 3, ("patient", "0"))
+    sums.records["spacing"][3]["patient", "0"] += 1
     assert "spacing" not in sums.bins()
     assert drop_few({0: 30, 1: 9}, {0: 30, 1: 9}, 5) == {0: 30, 1: 9}
 

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from fairflare.base import checks
+
 if TYPE_CHECKING:
     from typing import TypeAlias
 
@@ -84,6 +86,10 @@ class SiteData(ABC):
     @property
     def lists(self) -> tuple[str, ...]:
         return "training", "validation", *self.test_splits
+
+    def check_split(self, split: str) -> str:
+        """Return ``split``, or raise ``ValueError`` if the data have no list of this name."""
+        return checks.choice("split", split, self.lists)
 
     @abstractmethod
     def num_samples(self, split: str) -> int:

@@ -115,16 +115,13 @@ class Lora(Adapters):
         from fairflare.core.aggregation.low_rank import FACTOR
         from fairflare.tasks.freezing import targets_of, train_only
 
-        targets = targets_of(model, self.targets, self.train_also)
-        exactly = "|".join(re.escape(name) for name in targets)  # peft matches such a pattern with a layer's whole name
-        config = LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=exactly)
-        model = inject_adapter_in_model(config, model)
-        train_only(
-            model,
+        # peft matches such a pattern with a layer's whole name
+        exactly = "|".join(map(re.escape, targets_of(model, self.targets, self.train_also)))
+        return train_only(
+            inject_adapter_in_model(LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=exactly), model),
             lambda name: FACTOR.fullmatch(name) is not None or re.search(self.train_also, name) is not None,
             norms=self.train_norms,
         )
-        return model
 
 
 @settings
@@ -167,14 +164,13 @@ class GroupLora(Adapters):
             adapter = GroupAdapter(model.get_submodule(name), name, self.groups, self.rank, self.alpha, self.own)
             setattr(model.get_submodule(parent), last, adapter)
         prefixes = tuple(f"{name}.fair_" for name in targets)
-        train_only(
+        return train_only(
             model,
             lambda name: (
                 name.startswith(prefixes) or (".base_layer." not in name and bool(re.search(self.train_also, name)))
             ),
             norms=self.train_norms,
         )
-        return model
 
 
 @settings
@@ -229,11 +225,9 @@ class Fitted(Adapting):
 
         pattern = ENCODER if self.freeze == "encoder" else self.freeze
         names = [name for name, _ in model.named_parameters()]
-        frozen = set(matching("freeze", pattern, names, "parameters"))
-        if len(frozen) == len(names):
+        if matching("freeze", pattern, names, "parameters") == names:
             raise ValueError(f"freeze={self.freeze!r} leaves nothing of the network to train")
-        train_only(model, lambda name: re.search(pattern, name) is None)
-        return model
+        return train_only(model, lambda name: re.search(pattern, name) is None)
 
     def load_what_fits(self, model: nn.Module, path: str) -> str:
         """Load the tensors of a file that fit the network, by :func:`fairflare.tasks.pretrained.load_partial`."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from monai.networks.layers import gaussian_1d, separable_filtering
@@ -25,38 +25,25 @@ from torch.utils.data import DataLoader, Dataset
 from fairflare.base.task import Batches
 from fairflare.tasks.placing import plain
 from fairflare.tasks.scores.dice_scores import BatchOf
+from fairflare.tasks.transforms import LUMINANCE
 
 if TYPE_CHECKING:
     from fairflare.base.task import Batch
     from fairflare.tasks.images import ImageData
 
-LUMA = torch.tensor([0.299, 0.587, 0.114])  # luminance weights of red, green and blue (ITU-R 601)
 
-
-class Split(Dataset[Any]):
-    """Adapt a split of a site's data to torch's loader, which asks for all samples of a batch at once."""
-
-    def __init__(self, data: ImageData, split: str) -> None:
-        self.data, self.split = data, split
-
-    def __len__(self) -> int:
-        return self.data.num_samples(self.split)
-
-    def __getitems__(self, indices: list[int]) -> Batch:
-        inputs, targets = self.data.read(self.split, indices)
-        targets = targets.float() if self.data.moves_targets else targets
-        origins = self.data.origins(self.split, indices)
-        return (inputs, targets) if origins is None else BatchOf(inputs, targets, origins)
-
-
-def load_batches(data: ImageData, split: str, batch_size: int, order: Sequence[int]) -> Batches:
-    """Return the batches of a split in the given order of sample numbers; they can be iterated repeatedly."""
+def load_batches(entries: Sequence[Any], size: int, read: Callable[[list[Any]], Batch]) -> Batches:
+    """Return batches of ``size`` entries, each as ``read`` returns it; they can be iterated repeatedly."""
     # The loader gets its own generator; else the loader would draw from torch's global one, which the training uses.
-    return DataLoader(Split(data, split), batch_size, sampler=order, collate_fn=_whole, generator=torch.Generator())
+    return DataLoader(cast("Dataset[Any]", entries), size, collate_fn=read, generator=torch.Generator())
 
 
-def _whole(batch: Any) -> Any:
-    return batch
+def read_batch(data: ImageData, split: str, indices: Sequence[int]) -> Batch:
+    """Read the samples of a batch at once, and their origins where the evaluation needs them."""
+    inputs, targets = data.read(split, indices)
+    targets = targets.float() if data.moves_targets else targets
+    origins = data.origins(split, indices)
+    return (inputs, targets) if origins is None else BatchOf(inputs, targets, origins)
 
 
 @dataclass
@@ -102,8 +89,7 @@ class Blur(Randomizable, Transform):
         image = torch.as_tensor(item["image"])
         sigma = torch.tensor(self.R.uniform(0.1, 5.0))
         kernels = [gaussian_1d(sigma, tail / float(sigma), approx="sampled", normalize=True) for tail in (4, 2)]
-        blurred = separable_filtering(image[None], [k.to(image) for k in kernels], mode="reflect")[0]
-        return {**item, "image": blurred}
+        return {**item, "image": separable_filtering(image[None], [k.to(image) for k in kernels], mode="reflect")[0]}
 
 
 class Jitter(Randomizable, Transform):
@@ -124,7 +110,7 @@ class Jitter(Randomizable, Transform):
             if kind == 3:
                 image = _turn_hues(image, turn) if len(image) == 3 else image
             else:
-                grey = torch.tensordot(LUMA.to(image), image, 1) if len(image) == 3 else image[0]
+                grey = torch.tensordot(torch.tensor(LUMINANCE).to(image), image, 1) if len(image) == 3 else image[0]
                 plain = (torch.zeros_like(grey), grey.mean(), grey)[kind]  # image without the property
                 image = (plain + (image - plain) * factors[kind]).clamp(0.0, 1.0)
         return {**item, "image": image}
@@ -159,16 +145,18 @@ def changes(names: Sequence[str], *, size: Sequence[int], with_targets: bool) ->
         with_targets: whether geometric changes apply to the targets, too.
     """
     moved = ("image", "label") if with_targets else ("image",)
-    modes = ("bilinear", "nearest") if with_targets else ("bilinear",)
     each: Any = {"keys": moved, "prob": 1.0, "mode": "nearest"}
     black: Any = {**each, "padding_mode": "zeros", "cache_grid": False}
-    turn = math.radians(10) if "rotate" in names else None
-    away = [0.02 * side for side in size] if "shift" in names else None
     steps: dict[tuple[str, ...], list[Any]] = {
         ("flip",): [RandFlipd(keys=moved, prob=0.5, spatial_axis=1 if len(size) == 2 else 0)],
         ("flip_vertical",): [RandFlipd(keys=moved, prob=0.5, spatial_axis=0)],
         ("blur",): [Blur()],
-        ("rotate", "shift"): [RandAffined(rotate_range=turn, translate_range=away, **black)],
+        ("rotate", "shift"): [
+            RandAffined(
+                rotate_range=math.radians(10) if "rotate" in names else None,
+                translate_range=[0.02 * side for side in size] if "shift" in names else None, **black,
+            )
+        ],
         ("one_move",): [
             OneOf([
                 RandZoomd(min_zoom=0.95, max_zoom=1.2, padding_mode="constant", **each),
@@ -179,8 +167,8 @@ def changes(names: Sequence[str], *, size: Sequence[int], with_targets: bool) ->
         ("jitter",): [Jitter()],
         ("affine",): [
             RandAffined(
-                keys=moved, prob=0.5, rotate_range=0.17, scale_range=(0.1, 0.1), mode=modes,
-                padding_mode="border", cache_grid=False,
+                keys=moved, prob=0.5, rotate_range=0.17, scale_range=(0.1, 0.1), padding_mode="border",
+                mode=("bilinear", "nearest") if with_targets else ("bilinear",), cache_grid=False,
             )
         ],
         ("intensity",): [

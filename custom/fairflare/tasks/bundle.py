@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from fairflare.base.task import Batch, Device
     from fairflare.tasks.bundles.bundle_metric import KeyMetric
-    from fairflare.tasks.scores.dice_scores import BatchOf
 
 LOOKED_AT = 20  # training images whose labels are compared with the network's channels before a run
 
@@ -117,8 +116,12 @@ class MonaiBundleTask(Task):
         return self._parts_in(self.folder)
 
     def _parts_in(self, folder: Path) -> BundleParts:
-        how: Any = {"sealed": self._classes, "text": self.bundle_text}
-        return BundleParts(Bundle(folder, self.bundle_configs, self.bundle_overrides, **how), self.class_names)
+        return BundleParts(
+            Bundle(
+                folder, self.bundle_configs, self.bundle_overrides, sealed=self._classes, text=self.bundle_text
+            ),
+            self.class_names,
+        )  # fmt: skip
 
     def heed(self, settings: Mapping[str, Any]) -> None:
         """Take the classes that a sealed bundle may use from this machine's private settings (``bundle_classes``)."""
@@ -148,8 +151,10 @@ class MonaiBundleTask(Task):
             BundleError: the optimizer cannot be made, or a given setting would have no effect on it.
         """
         size = self.parts.kept("train_batch_size")
-        settings = {"augment": True, "criterion": "task", **self.parts.optimizer_settings(given)}
-        return settings if size is None else {**settings, "batch_size": size}
+        return {
+            "augment": True, "criterion": "task", **self.parts.optimizer_settings(given),
+            **({} if size is None else {"batch_size": size}),
+        }  # fmt: skip
 
     def make_optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
         return self.parts.optimizer(parameters)
@@ -181,11 +186,11 @@ class MonaiBundleTask(Task):
         """
         images = data.batches("training", batch_size=1)
         inputs, targets = (tensor.to(device) for tensor in next(iter(images)))
-        what = (
+        with telling(
             "the MONAI bundle's network cannot do with the first training image, or its loss with the outputs "
-            f"(an input of {tuple(inputs.shape)}, a label of {tuple(targets.shape)})"
-        )
-        with telling(what, shareable), evaluating(model):
+            f"(an input of {tuple(inputs.shape)}, a label of {tuple(targets.shape)})",
+            shareable,
+        ), evaluating(model):  # fmt: skip
             outputs = model(inputs)
             classes = outputs.shape[1]
             most = max(float(label.max()) for _, label in islice(images, LOOKED_AT))
@@ -208,9 +213,13 @@ class MonaiBundleTask(Task):
                 f"{metric.name} is not defined on any of {len(scores)} image(s): no mask has a structure that counts",
                 f"{metric.name} is not defined on the images of a list: no mask has a structure that counts",
             )
-        by_name = zip(metric.names(scores.shape[1]), scores.T, strict=False)
-        of_each = {f"{metric.name}_{name}": float(running.mean()) for name, running in by_name if running.count()}
-        return {metric.name: value, "loss": float(np.mean(losses)), **of_each}
+        return {
+            metric.name: value, "loss": float(np.mean(losses)),
+            **{
+                f"{metric.name}_{name}": float(of_name.mean())
+                for name, of_name in zip(metric.names(scores.shape[1]), scores.T, strict=False) if of_name.count()
+            },
+        }  # fmt: skip
 
     def image_scores(self, model: torch.nn.Module, data: SiteData, device: Device) -> list[float] | None:
         """Return the bundle's key metric of each image, NaN if no structure counts; ``None`` if images have none."""
@@ -229,9 +238,8 @@ class MonaiBundleTask(Task):
         # Check before each window whether the run is to stop, since a volume has many windows.
         with evaluating(model), model.register_forward_pre_hook(lambda *_: check_stop()):
             for batch in batches:
-                items = cast("BatchOf", batch).items
                 inputs, targets = (tensor.to(device) for tensor in batch)
-                for item, output, target in zip(items, infer(inputs, model), targets, strict=True):
+                for item, output, target in zip(cast("Any", batch).items, infer(inputs, model), targets, strict=True):
                     losses.append(float(self.loss(output[None], target[None])))
                     scores.append(self._score(item, output, target))
         checks.whole("the number of batches to evaluate on", len(scores))
@@ -239,9 +247,9 @@ class MonaiBundleTask(Task):
 
     def _score(self, item: Mapping[str, Any], output: torch.Tensor, target: torch.Tensor) -> npt.NDArray[np.float64]:
         """Return the key metric of one image after the bundle's postprocessing."""
-        scored = {**item, "pred": output, self.label_key: target}  # under the keys of MONAI's engines
         with telling(f"{self.parts.bundle.name}: key {self.parts.bundle.place('validate_postprocessing')!r} fails"):
-            scored = self.parts.kept("validate_postprocessing")(scored)
+            # under the keys of MONAI's engines
+            scored = self.parts.kept("validate_postprocessing")({**item, "pred": output, self.label_key: target})
         return self.parts.kept("key_metric").measure_image(scored, self.label_key)
 
     def declared_metrics(self) -> tuple[Metric, ...]:

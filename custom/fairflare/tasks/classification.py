@@ -15,8 +15,9 @@ from fairflare.base.settings import Fraction, PositiveInt, field_names, settings
 from fairflare.data.datalist import DataError, Datalist, Sample
 from fairflare.data.listing.attributes import UNKNOWN
 from fairflare.data.sources import source
+from fairflare.data.whole_volumes import read_image
 from fairflare.tasks.base import SiteData
-from fairflare.tasks.images import Augmentations, Grey, PhantomImages, Preprocessing, Size
+from fairflare.tasks.images import Augmentations, Grey, PhantomImages, Preprocessing, Size, describe_drawn
 from fairflare.tasks.scores.class_scores import OUTSIDE
 from fairflare.tasks.scores.finding_scores import cases_of_findings, find_known
 from fairflare.tasks.shared.classes import ClassSite, ClassTask, LabelledImages
@@ -30,9 +31,8 @@ if TYPE_CHECKING:
 
 PLAN_NAMES = {  # {argument of ``PhantomPlan``: name of the task's setting}
     "seed": "phantom_seed", "num_sites": "phantom_sites", "num_samples": "phantom_samples", "num_test": "phantom_test",
-    "num_own_test": "phantom_own_test",
+    "num_own_test": "phantom_own_test", **{name: name for name in ("phantom", *field_names(Dealt))},
 }  # fmt: skip
-PLAN_SETTINGS = ("phantom", *field_names(Dealt))  # settings of the task that have the same name in ``PhantomPlan``
 MIN_CLASS = 4  # least number of images of a synthetic class, for training and validation together
 
 
@@ -124,10 +124,11 @@ class ClassificationTask(Dealt, Preprocessing, ClassTask):
     def plan(self, seed: int) -> Any:
         """Return the plan of the synthetic federation that the phantom's settings describe."""
         named = {name: getattr(self, setting) for name, setting in PLAN_NAMES.items()} | {"seed": seed}
-        least = max(MIN_CLASS, round(self.phantom_min_share * self.phantom_samples))
-        same = {name: getattr(self, name) for name in PLAN_SETTINGS}
         try:
-            return source("classes").PhantomPlan(**same, **named, image_size=max(self.image_size), min_class=least)
+            return source("classes").PhantomPlan(
+                **named, image_size=max(self.image_size),
+                min_class=max(MIN_CLASS, round(self.phantom_min_share * self.phantom_samples)),
+            )  # fmt: skip
         except ValueError as error:  # the message names the plan's arguments: replace them by the task's settings
             text = re.sub(rf"\b({'|'.join(PLAN_NAMES)})\b", lambda m: PLAN_NAMES[m[0]], str(error))
             raise ValueError(text) from error
@@ -141,8 +142,7 @@ class ClassificationTask(Dealt, Preprocessing, ClassTask):
         self.check_phantom_fits(site, self.phantom, f"{classes} classes", self.classes == classes and not self.channels)
         index = phantom_index(site, settings.phantom_site, self.phantom_sites)
         try:
-            plan = self.plan(self.phantom_seed if settings.phantom_seed is None else settings.phantom_seed)
-            return PhantomClasses(self, site, plan, index)
+            return PhantomClasses(self, site, self.plan(settings.seed_or(self.phantom_seed)), index)
         except ValueError as error:  # a partition that leaves a site too few images
             raise DataError(f"site '{site}': {error}", f"site '{site}': the phantom cannot be made: {error}") from error
 
@@ -153,12 +153,16 @@ class FolderClasses(LabelledImages):
     task: ClassificationTask
 
     def prepare(self, split: str, sample: Sample) -> Mapping[str, Any]:
-        from fairflare.tasks.transforms import Read, apply_transforms, class_transforms
+        import torch
 
-        read = Read(self.site, split, self.max_image_bytes, self.class_of, self.reading)
-        return apply_transforms(
-            class_transforms(read, self.task.in_channels, self.task.image_size, self.task.resize), sample
-        )
+        from fairflare.tasks.transforms import prepare_image
+
+        image = read_image(sample, **self.read_arguments(split))
+        return {
+            "image": prepare_image(image, self.task.in_channels, self.task.image_size, self.task.resize),
+            # nobody reads the target of an image without a label
+            "label": torch.tensor(0 if sample.label is None else self.class_of(sample, split)),
+        }
 
 
 class PhantomClasses(PhantomImages):
@@ -170,15 +174,17 @@ class PhantomClasses(PhantomImages):
         super().__init__(task, site)
         self._drawn = source("classes").class_site(plan, index)
         self._arrays: dict[str, Batch] = {}
-        self._findings: dict[str, npt.NDArray[np.int64]] = {}
         self.test_splits = tuple(sorted(split for split in self._drawn.labels if split.startswith("test")))
         self.attributes = {plan.kind.called: (*plan.kind.attributes, UNKNOWN)} if plan.attributes else {}
-        sizes = {split: len(labels) for split, labels in self._drawn.labels.items()}
         wrong = f"; {plan.label_noise:.0%} of the training labels are wrong" if plan.has_label_noise(index) else ""
+        listed = self._drawn.labels if task.findings is not None else ()
+        self._findings = {split: self._draw_findings(split) for split in listed}
         if task.findings is not None:
-            self._findings = {split: self._draw_findings(split) for split in self._drawn.labels}
             self.known, self.class_names = find_known(self._findings.values()), tuple(task.findings)
-        self.describe(f"{phantom_of(plan.phantom).title} (site {index + 1} of {plan.num_sites}{wrong})", sizes)
+        self.description = describe_drawn(
+            f"{phantom_of(plan.phantom).title} (site {index + 1} of {plan.num_sites}{wrong})",
+            {split: len(labels) for split, labels in self._drawn.labels.items()},
+        )
 
     def group_numbers(self, split: str, attribute: str) -> list[int]:
         return self._drawn.attributes[self.check_split(split)].tolist()
@@ -206,9 +212,8 @@ class PhantomClasses(PhantomImages):
     def class_counts(self, split: str) -> torch.Tensor | None:
         import torch
 
-        if self._findings:
-            return None
-        return torch.from_numpy(np.bincount(self._drawn.labels[self.check_split(split)], minlength=self.task.classes))
+        labels = self._drawn.labels[self.check_split(split)]
+        return None if self._findings else torch.from_numpy(np.bincount(labels, minlength=self.task.classes))
 
     def arrays(self, split: str) -> Batch:
         import torch

@@ -11,10 +11,13 @@ from torch import nn
 
 from fairflare.base import checks
 
-WIDTHS = {"swin_unetr": 24, "segresnet": 16}  # default width of the first stage
-#: Number that an image's sides must be a multiple of, since the network halves the image several times.
-STRIDES = {"swin_unetr": 32, "segresnet": 8}
-LEAST_SWIN = 64  # least side; with less, the last stage is one pixel, which instance norms refuse
+#: By network: MONAI's class, its argument for the width of the first stage, the default width and what a width is a
+#: multiple of; what an image's sides are multiples of, since the network halves the image several times, and at least
+#: (a SwinUNETR's last stage would otherwise be one pixel, which instance norms refuse).
+SEGMENTERS = {
+    "swin_unetr": ("monai.networks.nets.swin_unetr.SwinUNETR", "feature_size", 24, 12, 32, 64),
+    "segresnet": ("monai.networks.nets.segresnet.SegResNet", "init_filters", 16, 8, 8, 8),
+}
 
 
 class VisionTransformer(ViT):
@@ -40,9 +43,8 @@ class VisionTransformer(ViT):
         self, name: str, shape: tuple[int, int, int], in_channels: int, image_size: Sequence[int], patch_size: int
     ) -> None:
         needs_einops(name)
-        for side in image_size:
-            if side % patch_size:
-                raise ValueError(f"image_size must be multiples of patch_size={patch_size}, got {tuple(image_size)}")
+        if any(side % patch_size for side in image_size):
+            raise ValueError(f"image_size must be multiples of patch_size={patch_size}, got {tuple(image_size)}")
         self.width, blocks, heads = shape
         super().__init__(
             in_channels,
@@ -66,8 +68,7 @@ class VisionTransformer(ViT):
                 module.eps = 1e-6  # the value with which all published weights were trained
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        tokens: torch.Tensor = super().forward(inputs)[0]
-        return tokens[:, 0]
+        return super().forward(inputs)[0][:, 0]
 
 
 def segmenter(
@@ -87,26 +88,25 @@ def segmenter(
         ValueError: the network cannot have this image size or width, or the package einops is absent.
     """
     check_segmenter(network, image_size, width)
-    width = WIDTHS[network] if width is None else width
-    same: dict[str, Any] = {
-        "spatial_dims": len(image_size), "in_channels": in_channels, "out_channels": classes,
-    }  # fmt: skip
     if network == "swin_unetr":
         needs_einops(network)
-        return {"_target_": "monai.networks.nets.swin_unetr.SwinUNETR", "feature_size": width, **same}
-    return {"_target_": "monai.networks.nets.segresnet.SegResNet", "init_filters": width, **same}
+    target, width_argument, usual_width, *_ = SEGMENTERS[network]
+    return {
+        "_target_": target, width_argument: usual_width if width is None else width, "spatial_dims": len(image_size),
+        "in_channels": in_channels, "out_channels": classes,
+    }  # fmt: skip
 
 
 def check_segmenter(network: str, image_size: Sequence[int], width: int | None) -> None:
     """Raise ``ValueError`` for an image size or a width that a segmentation network cannot have."""
-    stride = STRIDES[checks.choice("network", network, STRIDES)]
-    least = LEAST_SWIN if network == "swin_unetr" else stride
-    for side in image_size:
-        if side % stride or side < least:
-            raise ValueError(f"image_size for {network} must be multiples of {stride}, at least {least}, got {side}")
-    step = 12 if network == "swin_unetr" else 8
-    if width is not None and width % step:
-        raise ValueError(f"width for {network} must be a multiple of {step}, got {width}")
+    *_, step, stride, least = SEGMENTERS[checks.choice("network", network, SEGMENTERS)]
+    odd = next((side for side in image_size if side % stride or side < least), None)
+    checks.refuse(
+        {
+            f"image_size for {network} must be multiples of {stride}, at least {least}, got {odd}": odd is not None,
+            f"width for {network} must be a multiple of {step}, got {width}": width is not None and width % step,
+        }
+    )
 
 
 def needs_einops(network: str) -> None:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
+from torch import nn
 
 from fairflare.core.features.norms import norms_of
-
-if TYPE_CHECKING:
-    from torch import nn
 
 NAMES = 12  # largest number of names that an error lists
 
 
-def train_only(model: nn.Module, trained: Callable[[str], bool], *, norms: bool = False) -> None:
-    """Freeze every parameter for whose name the function ``trained`` returns False.
+def train_only(model: nn.Module, trained: Callable[[str], bool], *, norms: bool = False) -> nn.Module:
+    """Freeze every parameter for whose name the function ``trained`` returns False, and return the network.
 
     A norm without a trained parameter uses its running statistics in training as well, and leaves them unchanged.
 
@@ -35,6 +32,7 @@ def train_only(model: nn.Module, trained: Callable[[str], bool], *, norms: bool 
         learns = always or any(map(trained, parameters or (f"{prefix}.",)))
         if getattr(module, "running_mean", None) is not None and not learns:
             module.register_forward_pre_hook(_set_evaluation)
+    return model
 
 
 def _set_evaluation(module: nn.Module, inputs: Any) -> None:
@@ -69,12 +67,13 @@ def targets_of(model: nn.Module, targets: str, train_also: str) -> list[str]:
     Raises:
         ValueError: one of the expressions is found in no name; the message lists the names.
     """
-    kinds = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
-    layers = ((name, module) for name, module in model.named_modules() if isinstance(module, kinds))
     # Convolutions with groups are left out: the product of an adapter's two factors does not have their weight's shape.
-    usable = [name for name, module in layers if getattr(module, "groups", 1) == 1]
+    usable = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) and getattr(module, "groups", 1) == 1
+    ]
     matches = matching("adapters.targets", targets, usable, "linear layers and convolutions")
     if train_also != "^$":
-        parameters = [name for name, _ in model.named_parameters()]
-        matching("adapters.train_also", train_also, parameters, "parameters")
+        matching("adapters.train_also", train_also, [name for name, _ in model.named_parameters()], "parameters")
     return matches

@@ -9,6 +9,8 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, cast
@@ -53,12 +55,14 @@ Momentum = Annotated[float, Field(strict=True, gt=0, le=1)]
 Augmentations = tuple[
     Literal["flip", "affine", "intensity", "flip_vertical", "blur", "rotate", "shift", "one_move", "jitter"], ...
 ]  # names of random changes, see fairflare.tasks.batches.changes
+Factor = Annotated[float, Field(strict=True, gt=0, le=1000)]
+Widths = tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt]  # of MONAI's BasicUNet
 Coding = dict[int, NonNegativeInt]  # {number in the site's files: the task's number}; JSON has text keys
 
 
-def one_for_each_class(name: str, values: Collection[Any], count: int, *, different: bool = False) -> None:
-    """Raise ``ValueError`` for a setting that does not have one (different) entry for each of ``count`` classes."""
-    if len(values) != count or (different and len(set(values)) != count):
+def one_for_each_class(name: str, values: Collection[Any] | None, count: int, *, different: bool = False) -> None:
+    """Raise ``ValueError`` for a given setting that lacks one (different) entry for each of ``count`` classes."""
+    if values is not None and (len(values) != count or (different and len(set(values)) != count)):
         raise ValueError(
             f"{name} must have {count}{' different' if different else ''} entries, one for each class, got {values!r}"
         )
@@ -85,10 +89,10 @@ class Intensities:
     placed_in: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
-        if self.window is not None and self.intensity != "window":
-            raise ValueError(f"window needs intensity='window', got intensity={self.intensity!r}")
         names, windows = list(self.channels or ()), cast("Any", self.window or ())
         checks.refuse({
+            f"window needs intensity='window', got intensity={self.intensity!r}":
+                self.window is not None and self.intensity != "window",
             f"channels must be different names, got {names}": len({*names}) < len(names),
             f"window must be one, or one for each of channels={names}, got {self.window}":
                 isinstance((*windows, 0)[0], tuple) and len(windows) != len(names),
@@ -97,8 +101,10 @@ class Intensities:
     def reading(self, decoded: DecodedVolumes | None = None) -> Reading:
         """Return the settings for reading image files; ``decoded`` is a cache of decoded volumes on disk, if any."""
         width = len(self.channels or "1")
-        places = self.placed_in or tuple(range(width))
-        return Reading("stored", self.intensity, self.window, decoded, channels=places, width=width)
+        return Reading(
+            "stored", self.intensity, self.window, decoded,
+            channels=self.placed_in or tuple(range(width)), width=width,
+        )  # fmt: skip
 
     @property
     def intensities(self) -> str:
@@ -145,16 +151,11 @@ class Preprocessing(Intensities):
         Raises:
             DataError: the file cannot be read.
         """
-        from fairflare.tasks.transforms import apply_transforms, input_transforms
+        from fairflare.tasks.transforms import prepare_image
 
         task: Any = self
-        item = {
-            "image": read_image(Sample(file, 0, number, more=more), site="predict", split="none", how=self.reading())
-        }
-        return cast(
-            "torch.Tensor",
-            apply_transforms(input_transforms(task.in_channels, task.image_size, self.resize), item)["image"],
-        )
+        image = read_image(Sample(file, 0, number, more=more), site="predict", split="none", how=self.reading())
+        return prepare_image(image, task.in_channels, task.image_size, self.resize)
 
 
 class ImageTask(Intensities, Fitted, Task):
@@ -204,9 +205,7 @@ class ImageTask(Intensities, Fitted, Task):
                 f"{'output=softmax' if self.exclusive else 'its own loss or metrics'}, which may take those that are "
                 "not annotated for absent ones; leave the site out"
             )
-        narrowed = copy.copy(self)
-        vars(narrowed)["annotated"] = numbers
-        return narrowed
+        return changed(self, annotated=numbers)
 
     def read_annotated(self, site: str, settings: SiteSettings) -> tuple[int, ...] | None:
         """Return the numbers of the structures or classes that a site's file calls annotated; ``None`` if it has none.
@@ -284,14 +283,14 @@ class ImageTask(Intensities, Fitted, Task):
         annotated, places = self.read_annotated(site, settings), settings.places_of(self.channels or (), site, listed)
         task = self.annotating(annotated)
         if self.channels:
-            task = copy.copy(task)
-            vars(task)["placed_in"] = places
+            task = changed(task, placed_in=places)
         data = task.open_folder(site, settings, listed)
         data.annotated = annotated
         data.channels = tuple(sorted({*places} - {-1})) if self.channels else None
         vain = [name for name, place in zip(listed.channels, places, strict=False) if place < 0]
-        data.description += f"; channels {', '.join(listed.channels)}" * bool(listed.channels)
-        data.description += f", of which {', '.join(vain)} is not used" * bool(vain)
+        data.description += f"; channels {', '.join(listed.channels)}" * bool(
+            listed.channels
+        ) + f", of which {', '.join(vain)} is not used" * bool(vain)
         data.mask_labels = listed.meanings(getattr(data, "coding", None))
         return data
 
@@ -342,9 +341,8 @@ class ImageTask(Intensities, Fitted, Task):
         except Exception as error:
             raise shareable(f"{named} fails: {describe_error(error)}") from error
         odd = next((name for name, tensor in model.state_dict().items() if sizes.get(name) != tensor.shape), None)
-        places = () if self.class_labels else inputs.shape[2:]
         number = self.classes if self.class_labels else (self.num_classes or 0) + self.exclusive
-        needed = (len(inputs), number, *places)
+        needed = (len(inputs), number, *(() if self.class_labels else inputs.shape[2:]))
         shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else f"a {type(outputs).__name__}"
         checks.refuse({
             f"{named} changes the size of {odd!r}; register_buffer(..., persistent=False) keeps it at the site":
@@ -370,6 +368,13 @@ class ImageTask(Intensities, Fitted, Task):
                 f"{f' and channels={list(self.channels)}' if self.channels else ''}; set 'data_root'",
                 f"site '{site}': no data folder is set, and the synthetic data do not fit the task",
             )
+
+
+def changed(task: Any, **values: Any) -> Any:
+    """Return a copy of a task that has other values of these attributes."""
+    altered = copy.copy(task)
+    vars(altered).update(values)
+    return altered
 
 
 # ------------------------------------------------------------------------------------------------ data
@@ -399,10 +404,6 @@ class ImageData(SiteData):
         """Return size and volume of images before they were resized; ``None`` if the evaluation does not need them."""
         return None
 
-    def check_split(self, split: str) -> str:
-        """Return ``split``, or raise ``ValueError`` if the site's data have no split of this name."""
-        return checks.choice("split", split, ("training", "validation", *self.test_splits))
-
     def order(self, split: str, shuffle_seed: int | None = None) -> list[int]:
         return shuffled(self.num_samples(split), shuffle_seed)
 
@@ -416,14 +417,16 @@ class ImageData(SiteData):
         return self._batches(split, numbers, len(numbers), shuffle_seed, augment)
 
     def _batches(self, split: str, order: Sequence[int], size: int, seed: int | None, augment: bool) -> Batches:
-        from fairflare.tasks.batches import Augmented, changes, load_batches
+        from fairflare.tasks.batches import Augmented, changes, load_batches, read_batch
 
-        batches = load_batches(self, split, size, order)
+        batches = load_batches(order, size, partial(read_batch, self, split))
         if not augment:
             return batches
         seed = checks.whole("shuffle_seed of augmented batches", seed, low=0)
-        transform = changes(self.task.augmentation, size=self.task.image_size, with_targets=self.moves_targets)
-        return Augmented(batches, transform, seed, with_targets=self.moves_targets)
+        return Augmented(
+            batches, changes(self.task.augmentation, size=self.task.image_size, with_targets=self.moves_targets), seed,
+            with_targets=self.moves_targets,
+        )  # fmt: skip
 
 
 def read_all(read: Callable[[int], T], indices: Sequence[int], workers: int) -> dict[int, T]:
@@ -439,25 +442,24 @@ def read_all(read: Callable[[int], T], indices: Sequence[int], workers: int) -> 
     return results
 
 
-class ListedData(SiteData):
-    """Define data that consist of the samples of a site's datalist.
+class PreparedData(SiteData):
+    """Define data of a site's datalist, whose prepared samples stay in memory while they fit into ``cache_bytes``.
 
     Args:
         datalist: the site's datalist.
         what: description of the data for the log.
+        cache_bytes, num_workers: see :class:`SiteSettings`.
     """
 
-    def __init__(self, datalist: Datalist, what: str) -> None:
+    def __init__(self, datalist: Datalist, what: str, cache_bytes: int, num_workers: int) -> None:
         self.datalist = datalist
         self.synthetic = datalist.synthetic
         self.test_splits = tuple(split for split in datalist.splits if split.startswith("test"))
-        made_up = "SYNTHETIC, not patient data: " if datalist.synthetic else ""
         sizes = ", ".join(f"{len(samples)} {split}" for split, samples in datalist.splits.items())
-        self.description = f"{made_up}{what}: {sizes}"
-
-    def check_split(self, split: str) -> str:
-        """Return ``split``, or raise ``ValueError`` if the datalist has no split of this name."""
-        return checks.choice("split", split, tuple(self.datalist.splits))
+        self.description = f"{'SYNTHETIC, not patient data: ' * datalist.synthetic}{what}: {sizes}"
+        self.num_workers = num_workers
+        self._left = cache_bytes
+        self._held: dict[tuple[str, Sample], Mapping[str, Any]] = {}
 
     @property
     def lists(self) -> tuple[str, ...]:
@@ -471,21 +473,6 @@ class ListedData(SiteData):
 
     def fingerprint(self, split: str) -> str | None:
         return self.datalist.fingerprint(self.check_split(split))
-
-
-class PreparedData(ListedData):
-    """Define listed data whose prepared samples stay in memory while they fit into ``cache_bytes``.
-
-    Args:
-        datalist, what: see :class:`ListedData`.
-        cache_bytes, num_workers: see :class:`SiteSettings`.
-    """
-
-    def __init__(self, datalist: Datalist, what: str, cache_bytes: int, num_workers: int) -> None:
-        super().__init__(datalist, what)
-        self.num_workers = num_workers
-        self._left = cache_bytes
-        self._held: dict[tuple[str, Sample], Mapping[str, Any]] = {}
 
     @abstractmethod
     def prepare(self, split: str, sample: Sample) -> Mapping[str, Any]:
@@ -534,9 +521,8 @@ class FolderImages(Marked, PreparedData, ImageData):
         self._marks: dict[str, list[tuple[Hashable, Collection[int]]]] = {}
         self._identities: dict[str, list[Hashable]] = {}
         self.attributes = {name: attribute.groups for name, attribute in datalist.attributes.items()}
-        listed = [sample for samples in datalist.splits.values() for sample in samples]
         for name, groups in self.attributes.items():
-            lacking = sum(sample.groups[name] == len(groups) - 1 for sample in listed)
+            lacking = sum(sample.groups[name] == len(groups) - 1 for sample in chain(*datalist.splits.values()))
             self.description += f"; {lacking} without {name!r} (group 'unknown')" if lacking else ""
 
     @abstractmethod
@@ -554,16 +540,19 @@ class FolderImages(Marked, PreparedData, ImageData):
         """Return the patient of each image, else the checksum of its pixels, which is the same in a renamed file."""
         if split not in self._identities:
             self._identities[split] = [
-                sample.case if sample.patient is not None else self._pixels(sample, split)
+                sample.case if sample.patient is not None else hashlib.sha256(self._pixels(sample, split)).hexdigest()
                 for sample in self.datalist.splits[self.check_split(split)]
             ]
         return self._identities[split]
 
-    def _pixels(self, sample: Sample, split: str) -> str:
+    def read_arguments(self, split: str, how: Reading | None = None) -> dict[str, Any]:
+        """Return the arguments of the functions that read files; ``how``: in place of the task's way of reading."""
+        return {"site": self.site, "split": split, "max_bytes": self.max_image_bytes, "how": how or self.reading}
+
+    def _pixels(self, sample: Sample, split: str) -> bytes:
         # Without the job's settings: every job must find the same.
         how = Reading(kept=self.reading.kept, channels=self.reading.channels, width=self.reading.width)
-        pixels = read_image(sample, site=self.site, split=split, max_bytes=self.max_image_bytes, how=how)
-        return hashlib.sha256(pixels.tobytes()).hexdigest()
+        return read_image(sample, **self.read_arguments(split, how)).tobytes()
 
     def group_numbers(self, split: str, attribute: str) -> list[int]:
         return [sample.groups[attribute] for sample in self.datalist.splits[self.check_split(split)]]
@@ -575,15 +564,15 @@ class FolderImages(Marked, PreparedData, ImageData):
         return torch.stack([item["image"] for item in items]), torch.stack([item["label"] for item in items])
 
 
+def describe_drawn(what: str, sizes: Mapping[str, int]) -> str:
+    """Return one line for the log about synthetic data with this number of samples in each split."""
+    return f"SYNTHETIC {what}, not patient data: {', '.join(f'{size} {split}' for split, size in sizes.items())}"
+
+
 class PhantomImages(ImageData):
     """Define the base class of one site's synthetic images, which are arrays in memory."""
 
     synthetic = True
-
-    def describe(self, what: str, sizes: Mapping[str, int]) -> None:
-        """Set the one-line description of the synthetic data, which the log shows."""
-        listed = ", ".join(f"{size} {split}" for split, size in sizes.items())
-        self.description = f"SYNTHETIC {what}, not patient data: {listed}"
 
     @abstractmethod
     def arrays(self, split: str) -> Batch:
@@ -591,6 +580,5 @@ class PhantomImages(ImageData):
 
     def read(self, split: str, indices: Sequence[int]) -> Batch:
         pictures, targets = self.arrays(split)
-        chosen = list(indices)
-        inputs = pictures[chosen].float().div_(255)
-        return inputs.expand(-1, self.task.in_channels, -1, -1).contiguous(), targets[chosen]
+        inputs = pictures[list(indices)].float().div_(255)
+        return inputs.expand(-1, self.task.in_channels, -1, -1).contiguous(), targets[list(indices)]

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import linear, normalize
 
 from fairflare.base import checks
 from fairflare.core.aggregation.low_rank import FACTOR
@@ -19,7 +20,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 # {name of a vision transformer: (width, number of blocks, number of attention heads)}
 VITS = {"vit_mini": (64, 2, 4), "vit_s": (384, 12, 6), "vit_b": (768, 12, 12), "vit_l": (1024, 24, 16)}
 # Prefixes that training scripts put before the names of an encoder's tensors.
-PREFIXES = ("module.", "model.", "encoder.", "backbone.", "net.")
+PREFIXES = re.compile(r"^((module|model|encoder|backbone|net)\.)+")
 HEADS = ("fc.", "head.", "classifier.", "class_layers.", "projector.", "neck.", "retrained.")
 
 
@@ -42,11 +43,10 @@ class CosineHead(nn.Module):
         """Draw new class vectors in random directions, from torch's current random state."""
         nn.init.normal_(self.weight)
         with torch.no_grad():
-            self.weight.copy_(nn.functional.normalize(self.weight, dim=1))
+            self.weight.copy_(normalize(self.weight, dim=1))
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        directions = nn.functional.normalize(features, dim=1), nn.functional.normalize(self.weight, dim=1)
-        return self.scale * nn.functional.linear(*directions)
+        return self.scale * linear(normalize(features, dim=1), normalize(self.weight, dim=1))
 
 
 class GivenHead(nn.Module):
@@ -67,7 +67,7 @@ class GivenHead(nn.Module):
         self.register_buffer("bias", like.bias.detach().clone())
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return nn.functional.linear(features, self.weight, self.bias)
+        return linear(features, self.weight, self.bias)
 
 
 class Classifier(nn.Module):
@@ -110,13 +110,13 @@ class Classifier(nn.Module):
         self.projector = None if projector_dim is None else nn.Sequential(
             nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(inplace=True), nn.Linear(width, projector_dim)
         )  # fmt: skip
-        usual: tuple[Any, Any] = (IMAGENET_MEAN, IMAGENET_STD)
-        self.statistics = usual if in_channels == 3 else tuple(sum(values) / 3 for values in usual)
+        self.statistics: list[Any] = [
+            values if in_channels == 3 else sum(values) / 3 for values in (IMAGENET_MEAN, IMAGENET_STD)
+        ]
 
     def embed(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the features, (n, width), that the encoder computes from the inputs and the classifier head gets."""
-        ones = [1] * (inputs.ndim - 2)
-        mean, std = (inputs.new_tensor(values).view(-1, *ones) for values in self.statistics)
+        mean, std = (inputs.new_tensor(values).view(-1, *[1] * (inputs.ndim - 2)) for values in self.statistics)
         features = self.encoder((inputs - mean) / std)
         return features if self.neck is None else self.neck(features)
 
@@ -160,20 +160,17 @@ def build_classifier(
         max_pool: whether the ResNet pools after its first convolution; small images need no pooling.
         heads: ``projector_dim``, ``neck_dim``, ``cosine_scale`` and ``retrained_head`` of :class:`Classifier`.
     """
-    encoder: nn.Module
-    dimensions = len(image_size)
     if checks.choice("network", network, ("resnet18", "densenet121", *VITS)) in VITS:
         from fairflare.tasks.encoders import VisionTransformer
 
-        encoder = VisionTransformer(network, VITS[network], in_channels, image_size, patch_size)
+        encoder: Any = VisionTransformer(network, VITS[network], in_channels, image_size, patch_size)
         width = encoder.width
     else:
-        encoder = make_network(encoder_definition(network, dimensions, in_channels, features, max_pool, classes))
+        encoder = make_network(encoder_definition(network, len(image_size), in_channels, features, max_pool, classes))
         width = features[-1]
         if network != "resnet18":
-            layers: Any = encoder.class_layers
-            width = layers.out.in_features
-            layers.out = nn.Identity()
+            width = encoder.class_layers.out.in_features
+            encoder.class_layers.out = nn.Identity()
     model = Classifier(encoder, width, classes, in_channels=in_channels, **heads)
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -220,7 +217,6 @@ def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
         raise ValueError(
             f"checkpoint {path} does not exist; nothing is downloaded: put the file there, or correct the path"
         )
-    content: Any
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -245,15 +241,9 @@ def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def match_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Rename tensors: drop the prefixes of training scripts, and turn torchvision's DenseNet names into MONAI's."""
-    named = {}
-    for name, tensor in tensors.items():
-        while name.startswith(PREFIXES):
-            name = name.partition(".")[2]
-        name = re.sub(r"(denselayer\d+)\.(norm|conv)\.?([12])\.", r"\1.layers.\2\3.", name)
-        named[name] = tensor
-    return named
+def match_name(name: str) -> str:
+    """Rename a tensor: drop the prefixes of training scripts, and turn torchvision's DenseNet names into MONAI's."""
+    return re.sub(r"(denselayer\d+)\.(norm|conv)\.?([12])\.", r"\1.layers.\2\3.", PREFIXES.sub("", name))
 
 
 def load_network(model: nn.Module, path: Path) -> str:
@@ -272,9 +262,11 @@ def load_encoder(model: Classifier, path: Path) -> str:
     Raises:
         ValueError: the file cannot be read, or does not fit the encoder (names what differs).
     """
-    found = match_names(read_checkpoint(path))
-    encoder = {name: tensor for name, tensor in found.items() if not name.startswith(HEADS)}
-    load_fitting(model.encoder, encoder, f"checkpoint {path} does not fit the network")
+    found = {match_name(name): tensor for name, tensor in read_checkpoint(path).items()}
+    load_fitting(
+        model.encoder, {name: tensor for name, tensor in found.items() if not name.startswith(HEADS)},
+        f"checkpoint {path} does not fit the network",
+    )  # fmt: skip
     for head in ("head", "fc", "classifier", "class_layers.out") if isinstance(model.head, nn.Linear) else ():
         given = {kind: found[f"{head}.{kind}"] for kind in ("weight", "bias") if f"{head}.{kind}" in found}
         if not mismatch(model.head.state_dict(), given):
@@ -287,12 +279,11 @@ def load_encoder(model: Classifier, path: Path) -> str:
 
 def _load_projector(model: Classifier, found: Mapping[str, torch.Tensor]) -> bool:
     """Load the projection head of a checkpoint if it fits the model's, and return whether it was loaded."""
-    if model.projector is None:
-        return False
     own = {name.partition(".")[2]: tensor for name, tensor in found.items() if name.startswith("projector.")}
-    if fits := not mismatch(model.projector.state_dict(), own):
-        load_fitting(model.projector, own, "")
-    return fits
+    if model.projector is None or mismatch(model.projector.state_dict(), own):
+        return False
+    load_fitting(model.projector, own, "")
+    return True
 
 
 def load_fitting(network: nn.Module, found: Mapping[str, torch.Tensor], refusal: str, remedy: str = "") -> None:
@@ -323,8 +314,10 @@ def rename_for_adapters(own: Mapping[str, torch.Tensor], found: Mapping[str, tor
     if any(FACTOR.fullmatch(name) for name in found):
         return dict(found)
     inner = {name.replace(".base_layer.", "."): name for name in own if ".base_layer." in name}
-    begins = {name: tensor for name, tensor in own.items() if FACTOR.fullmatch(name)}
-    return {**begins, **{inner.get(name, name): tensor for name, tensor in found.items()}}
+    return {
+        **{name: tensor for name, tensor in own.items() if FACTOR.fullmatch(name)},
+        **{inner.get(name, name): tensor for name, tensor in found.items()},
+    }
 
 
 def mismatch(own: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> str:
@@ -332,7 +325,14 @@ def mismatch(own: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor])
     missing = [n for n in own if n not in found and not n.endswith("num_batches_tracked")]
     shapes = [n for n, t in own.items() if n in found and found[n].shape != t.shape]
     extra = [n for n in found if n not in own]
-    parts = [f"{what} {checks.few(own, 3)}" for what, own in (("missing", missing), ("unexpected", extra)) if own]
-    parts += [f"{n} has the shape {tuple(found[n].shape)}, needed is {tuple(own[n].shape)}" for n in shapes[:3]]
-    parts += [f"{len(shapes) - 3} more shapes differ"] * (len(shapes) > 3)
-    return "; ".join(parts)
+    return "; ".join(
+        [
+            *(
+                f"{what} {checks.few(names, 3)}"
+                for what, names in (("missing", missing), ("unexpected", extra))
+                if names
+            ),
+            *(f"{n} has the shape {tuple(found[n].shape)}, needed is {tuple(own[n].shape)}" for n in shapes[:3]),
+            *[f"{len(shapes) - 3} more shapes differ"] * (len(shapes) > 3),
+        ]
+    )

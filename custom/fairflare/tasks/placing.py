@@ -68,8 +68,10 @@ def masks_placed(masks: torch.Tensor, size: Size, how: str, by: str) -> torch.Te
             structure covers. A new pixel of which less than half counts gets ``NOT_COUNTED``.
 
     Returns:
-        masks of the network's size, in the type of ``masks``, or float32 for ``"area"``.
+        masks of the network's size, float32 for ``"area"``, int8 for ``"pad"``, else in the type of ``masks``.
     """
+    if how == "pad":  # pixels of the edge get -1, for which the type needs a sign
+        masks = masks.to(torch.int8)
     inner = inner_size((masks.shape[1], masks.shape[2]), size, how)
     return centre(nearest(masks, inner) if by == "nearest" else _shares(masks, inner), size, NOT_COUNTED)
 

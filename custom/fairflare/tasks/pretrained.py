@@ -13,7 +13,7 @@ from torch import nn
 
 from fairflare.base.checks import few
 from fairflare.core.aggregation.low_rank import FACTOR
-from fairflare.tasks.networks import match_names, read_checkpoint
+from fairflare.tasks.networks import match_name, read_checkpoint
 
 SHOWN = 5  # largest number of names that a line lists
 POSITIONS = "patch_embedding.position_embeddings"
@@ -44,11 +44,10 @@ def load_partial(model: nn.Module, path: Path, keys: Mapping[str, str]) -> str:
         ValueError: the file cannot be read, two of its names become one, a grid cannot be interpolated, or no tensor
             fits (the message lists names of both).
     """
-    names = {name.replace(".base_layer.", "."): name for name in model.state_dict() if not FACTOR.fullmatch(name)}
     state = model.state_dict()
-    rules = list(keys.items())
+    names = {name.replace(".base_layer.", "."): name for name in state if not FACTOR.fullmatch(name)}
     positions = _place(POSITIONS, names)
-    tensors = _rename(read_checkpoint(path), rules if positions is None else [*rules, *OF_VIT], path)
+    tensors = _rename(read_checkpoint(path), [*keys.items(), *(OF_VIT if positions else ())], path)
     if positions is not None:
         encoder: Any = getattr(model, "encoder", model)
         tensors = _positions(tensors, encoder.grid, state[names[positions]], path)
@@ -80,7 +79,7 @@ def _rename(
 ) -> dict[str, torch.Tensor]:
     renamed: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
-        (new,) = match_names({name: tensor})
+        new = match_name(name)
         for pattern, replacement in rules:
             new = re.sub(pattern, replacement, new)
         if new in renamed:
@@ -115,9 +114,10 @@ def _positions(
             f"checkpoint {path}: its {given.shape[1]} position embeddings are no square or cubic grid, here it is "
             f"{tuple(grid)}; choose image_size and patch_size of its training"
         )
-    mode = "bicubic" if len(grid) == 2 else "trilinear"
     plane = given.transpose(1, 2).reshape(1, -1, *[side] * len(grid)).float()
-    plane = nn.functional.interpolate(plane, tuple(grid), mode=mode, align_corners=False)
+    plane = nn.functional.interpolate(
+        plane, tuple(grid), mode="bicubic" if len(grid) == 2 else "trilinear", align_corners=False
+    )
     return {**tensors, POSITIONS: plane.flatten(2).transpose(1, 2)}
 
 

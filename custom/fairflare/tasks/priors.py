@@ -20,7 +20,7 @@ from fairflare.tasks.networks import (
     IMAGENET_STD,
     build_classifier,
     load_fitting,
-    match_names,
+    match_name,
     read_checkpoint,
 )
 
@@ -30,7 +30,6 @@ EMBEDDED_FILE = Path(__file__).parents[1] / "data" / "weights" / "prior_small.sa
 EMBEDDED_WIDTHS = (16, 32, 48, 96)
 PRIOR_NETWORKS = ("embedded", "resnet18", "resnet50", "densenet121", "timm:<name>")
 MOCO_PREFIX = "encoder_q."
-FINGERPRINT_LENGTH = 16  # hexadecimal digits: 64 bits
 
 
 class FrozenPrior(nn.Module):
@@ -81,7 +80,7 @@ def fingerprint(state: Mapping[str, torch.Tensor], extra: str = "") -> str:
         if not name.endswith("num_batches_tracked"):
             digest.update(f"{name}{tuple(tensor.shape)}".encode())
             digest.update(tensor.numpy().astype("<f4").tobytes())
-    return digest.hexdigest()[:FINGERPRINT_LENGTH]
+    return digest.hexdigest()[:16]  # 64 bits
 
 
 def load_prior(
@@ -118,8 +117,8 @@ def load_prior(
     with torch.random.fork_rng(devices=[]):  # keep torch's random state, as building a network draws initial weights
         encoder, width = build_encoder(network)
     queries = {name.partition(MOCO_PREFIX)[2]: tensor for name, tensor in tensors.items() if MOCO_PREFIX in name}
+    named = {match_name(name): tensor for name, tensor in (queries or tensors).items()}
     needed = encoder.state_dict()
-    named = match_names(queries or tensors)
     load_fitting(
         encoder,
         {name: tensor for name, tensor in named.items() if name in needed or not name.startswith(HEADS)},
@@ -165,7 +164,10 @@ def _timm_encoder(name: str) -> tuple[nn.Module, int]:
     try:
         encoder = importlib.import_module("timm").create_model(name, pretrained=False, num_classes=0)
     except Exception as error:  # besides ImportError, timm raises its own RuntimeError for an unknown name
-        needed = "needs the package timm at every site: pip install timm"
-        problem = needed if isinstance(error, ImportError) else f"cannot be built: {error}"
+        problem = (
+            "needs the package timm at every site: pip install timm"
+            if isinstance(error, ImportError)
+            else f"cannot be built: {error}"
+        )
         raise ValueError(f"prior_network 'timm:{name}' {problem}") from error
     return encoder, int(encoder.num_features)

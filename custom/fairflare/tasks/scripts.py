@@ -25,8 +25,25 @@ PAIR = "(inputs, targets), or a dict with 'image' and 'label'"
 NETWORKS = "networks"  # key of the server's own file that lists the classes of networks a job may name
 
 
+class MeasuredByScript(Task):
+    """Declare the metrics that the sites' own scripts measure.
+
+    Attributes:
+        told: declarations of the metrics in the job, as in ``metrics`` of :class:`ScriptTask`.
+    """
+
+    told: Mapping[str, Mapping[str, Any]] = {}
+    primary_metric: ClassVar[str] = "accuracy"
+
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        return tuple(read_metrics(self.told))
+
+    def asks_for(self, metric: str) -> str:
+        return asks_for(metric)
+
+
 @settings
-class ScriptTask(Task):
+class ScriptTask(MeasuredByScript):
     """Define, for the server, the network and metrics of a job whose sites run their own training script.
 
     A name that is imported and called is code. So this class by itself builds only networks that the server's own file
@@ -40,8 +57,6 @@ class ScriptTask(Task):
             without limits in [0, 1], ``null``: no limit. ``accuracy`` and the loss need no entry.
     """
 
-    primary_metric: ClassVar[str] = "accuracy"
-
     model: Text
     model_args: dict[str, Any] = field(default_factory=dict)
     metric: Text = "accuracy"
@@ -50,15 +65,9 @@ class ScriptTask(Task):
     def __post_init__(self) -> None:
         if not all(part.isidentifier() for part in ("." + self.model).split(".")[1:]) or "." not in self.model:
             raise ValueError(f"model must be the network's class as 'module.Class', got {self.model!r}")
-        vars(self)["primary_metric"] = self.metric
+        vars(self).update(primary_metric=self.metric, told=self.metrics)
         self._listed: list[str] = []
         self.by_name()
-
-    def declared_metrics(self) -> tuple[Metric, ...]:
-        return tuple(read_metrics(self.metrics))
-
-    def asks_for(self, metric: str) -> str:
-        return asks_for(metric)
 
     def permit(self, settings: Mapping[str, Any]) -> None:
         listed = settings.get(NETWORKS, [])
@@ -70,25 +79,23 @@ class ScriptTask(Task):
         self._listed = listed
 
     def build_model(self) -> torch.nn.Module:
-        model = self.model
         if type(self) is ScriptTask and not any(
-            model == entry or (entry.endswith(".") and model.startswith(entry)) for entry in self._listed
+            self.model == entry or (entry.endswith(".") and self.model.startswith(entry)) for entry in self._listed
         ):
             raise shareable(
-                f"model {model!r:.200} is named by a job without code of its own, and no list of this machine has it; "
-                f"put it under {NETWORKS!r} in the server's local/fairflare.json, or have the job carry its script"
+                f"model {self.model!r:.200} is named by a job without code of its own, and no list of this machine has "
+                f"it; put it under {NETWORKS!r} in the server's local/fairflare.json, or have the job carry its script"
             )
-        module, _, name = model.rpartition(".")
+        module, _, name = self.model.rpartition(".")
         try:
             network_class = getattr(importlib.import_module(module), name)
             if not isinstance(network_class, type) or not issubclass(
                 network_class, torch.nn.Module
             ):  # before the class is called
                 raise TypeError(f"it must be a class of torch.nn.Module, got {network_class!r:.80}")
-            network: torch.nn.Module = network_class(**self.model_args)
+            return network_class(**self.model_args)
         except Exception as error:
-            raise ValueError(f"model {model!r} cannot be built: {type(error).__name__}: {error}") from error
-        return network
+            raise ValueError(f"model {self.model!r} cannot be built: {type(error).__name__}: {error}") from error
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         raise shareable("the sites' own script has the loss; the job's executor must be FLARE's Client API executor")
@@ -107,8 +114,7 @@ class ScriptBatches:
         self.split, self.source, self._batches = split, source, batches
 
     def __iter__(self) -> Iterator[Batch]:
-        for batch in self._batches:
-            yield pair(batch, self.split)
+        return (pair(batch, self.split) for batch in self._batches)
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -195,7 +201,7 @@ class ScriptData(SiteData):
         return counts
 
 
-class LoopTask(Task):
+class LoopTask(MeasuredByScript):
     """Define a task by a script's own network, loss and metrics, for the part of a method that runs at sites.
 
     Args:
@@ -206,13 +212,7 @@ class LoopTask(Task):
             with ``metric`` in it.
         metric: name of the primary metric.
         prior: a frozen network of the script's own for Fed-MAS; ``None`` to load the one that the job's settings name.
-
-    Attributes:
-        told: declarations of the metrics in the job, as in ``metrics`` of :class:`ScriptTask`.
     """
-
-    told: Mapping[str, Mapping[str, Any]] = {}
-    primary_metric: ClassVar[str] = "accuracy"
 
     def __init__(
         self,
@@ -226,12 +226,6 @@ class LoopTask(Task):
         self.model, self.criterion, self.data, self.metrics = model, criterion, data, metrics
         self.prior = None if prior is None else OwnPrior(prior)
         vars(self)["primary_metric"] = metric
-
-    def declared_metrics(self) -> tuple[Metric, ...]:
-        return tuple(read_metrics(self.told))
-
-    def asks_for(self, metric: str) -> str:
-        return asks_for(metric)
 
     def build_model(self) -> torch.nn.Module:
         import copy
@@ -259,9 +253,8 @@ class LoopTask(Task):
         return super().sample_losses(outputs, targets)
 
     def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:
-        source = getattr(batches, "source", batches)
         with evaluating(model):
-            metrics = self.metrics(model, source)
+            metrics = self.metrics(model, getattr(batches, "source", batches))
         if not isinstance(metrics, Mapping):
             metrics = {self.primary_metric: metrics}
         if self.primary_metric not in metrics:
@@ -294,7 +287,6 @@ class OwnPrior(priors.FrozenPrior):
         return self.encoder(inputs)
 
 
-ACCURACY = {"accuracy": {"higher_is_better": True}}
 OF_METRIC = ("higher_is_better", "low", "high", "unit", "mean_of_images")
 
 
@@ -307,7 +299,7 @@ def read_metrics(described: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]
     Raises:
         ValueError: a metric has an unknown key, no direction, or an unusable value; the message names the metric.
     """
-    for name, entry in {**ACCURACY, **described}.items():
+    for name, entry in {"accuracy": {"higher_is_better": True}, **described}.items():
         unknown = next((key for key in entry if key not in OF_METRIC), "")
         refuse({
             f"metrics: {name!r} has no {unknown!r}{nearest(unknown, OF_METRIC)}": unknown,
@@ -350,14 +342,13 @@ def pair(batch: Any, split: str) -> Batch:
 
 def _size(source: Any) -> int | None:
     """Return the number of samples of a ``DataLoader`` over a data set with length and order; else ``None``."""
-    if (
-        not isinstance(source, torch.utils.data.DataLoader)
-        or source.batch_size is None
-        or isinstance(source.dataset, torch.utils.data.IterableDataset)
-        or not hasattr(source.dataset, "__len__")
-    ):
-        return None
-    return len(source.dataset)
+    ordered = (
+        isinstance(source, torch.utils.data.DataLoader)
+        and source.batch_size is not None
+        and not isinstance(source.dataset, torch.utils.data.IterableDataset)
+        and hasattr(source.dataset, "__len__")
+    )
+    return len(source.dataset) if ordered else None
 
 
 def _metric(name: str, value: Any) -> float:

@@ -15,9 +15,18 @@ from fairflare.base.site_data import UNLABELLED
 from fairflare.data.datalist import SPLITS, Datalist, Sample
 from fairflare.data.listing.attributes import UNKNOWN
 from fairflare.data.sources import source
+from fairflare.data.whole_volumes import read_image, read_pair
 from fairflare.tasks.base import SiteData
-from fairflare.tasks.images import Augmentations, FolderImages, Grey, PhantomImages, Preprocessing
-from fairflare.tasks.shared.structures import THRESHOLD, SegmentationSite, StructureTask
+from fairflare.tasks.images import (
+    Augmentations,
+    FolderImages,
+    Grey,
+    PhantomImages,
+    Preprocessing,
+    Widths,
+    describe_drawn,
+)
+from fairflare.tasks.shared.structures import SegmentationSite, StructureTask
 
 if TYPE_CHECKING:
     import torch
@@ -25,10 +34,7 @@ if TYPE_CHECKING:
     from fairflare.base.task import Batch
     from fairflare.tasks.scores.dice_scores import Origin
 
-__all__ = ["THRESHOLD", "SegmentationSite", "SegmentationTask"]
-
 Side = Annotated[int, Field(strict=True, ge=32, multiple_of=16)]
-Widths = tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt]
 
 
 @settings
@@ -98,13 +104,21 @@ class FolderData(FolderImages):
     moves_targets = True
 
     def prepare(self, split: str, sample: Sample) -> Mapping[str, Any]:
-        from fairflare.tasks.transforms import Read, apply_transforms, mask_transforms
+        from fairflare.tasks.placing import masks_placed
+        from fairflare.tasks.transforms import prepare_image
 
         task = self.task
-        read = Read(self.site, split, self.max_image_bytes, how=self.reading)
-        masks = task.structure_masks(self.coding, self.site, split)
-        steps = mask_transforms(read, masks, task.in_channels, task.image_size, task.resize, task.mask_resize)
-        return apply_transforms(steps, sample)
+        structured = task.structure_masks(self.coding, self.site, split)
+        if sample.label is None:  # nobody reads the target of an image without a label
+            image = read_image(sample, **self.read_arguments(split))
+            masks = structured.inside(np.zeros(image.shape[:2], np.uint8), {})
+        else:
+            image, mask = read_pair(sample, **self.read_arguments(split))
+            masks = structured.structures(mask, str(sample.label))  # before resizing, which could hide a wrong value
+        return {
+            "image": prepare_image(image, task.in_channels, task.image_size, task.resize),
+            "label": masks_placed(masks, task.image_size, task.resize, task.mask_resize),
+        }
 
     def origins(self, split: str, indices: Sequence[int]) -> Sequence[Origin] | None:
         from fairflare.tasks.scores.dice_scores import Origin
@@ -113,12 +127,13 @@ class FolderData(FolderImages):
         own_size = self.task.evaluate_at == "image"
         if split == UNLABELLED or (not own_size and all(sample.part_of is None for sample in samples)):
             return None
-        whole = [partial(self._whole, split, sample) if own_size else None for sample in samples]
         # The spacing is the size of the file's pixels. It is valid at the image's own size, not at the network's.
         return [
-            Origin(sample.part_of, own, self.task.resize, sample.spacing if own_size else None)
-            for sample, own in zip(samples, whole, strict=True)
-        ]
+            Origin(
+                sample.part_of, partial(self._whole, split, sample) if own_size else None, self.task.resize,
+                sample.spacing if own_size else None,
+            ) for sample in samples
+        ]  # fmt: skip
 
     def list_labels(self, sample: Sample, split: str) -> list[int]:
         return (self._whole(split, sample) > 0).flatten(1).any(1).nonzero().flatten().tolist()
@@ -127,7 +142,7 @@ class FolderData(FolderImages):
         """Return the targets of a sample at the image's own size, (structures, height, width)."""
         from fairflare.data.reading import read_mask
 
-        mask = read_mask(sample, site=self.site, split=split, max_bytes=self.max_image_bytes, how=self.reading)
+        mask = read_mask(sample, **self.read_arguments(split))
         return self.task.structure_masks(self.coding, self.site, split).structures(mask, str(sample.label))
 
 
@@ -155,7 +170,7 @@ class PhantomData(PhantomImages):
             )
             self._splits[split] = images, masks
             self._zones[split] = np.repeat([patient.group for patient in patients], phantom.SLICES).tolist()
-        self.describe("prostate phantom", {split: self.num_samples(split) for split in SPLITS})
+        self.description = describe_drawn("prostate phantom", {split: self.num_samples(split) for split in SPLITS})
 
     def num_samples(self, split: str) -> int:
         return len(self._splits[self.check_split(split)][0])

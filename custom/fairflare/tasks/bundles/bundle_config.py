@@ -235,8 +235,12 @@ def code_of(folder: Path) -> Iterator[None]:
         BundleError: a module of the same name from outside the bundle was already imported.
     """
     names = {path.stem for path in (*folder.glob("*.py"), *(file.parent for file in folder.glob("*/*.py")))}
-    loaded = [(key, key.partition(".")[0]) for key in sys.modules]
-    others = {key: top for key, top in loaded if top in names and _folders.get(top) != folder}
+    others = {
+        key: top
+        for key in sys.modules
+        for top in [key.partition(".")[0]]
+        if top in names and _folders.get(top) != folder
+    }
     if foreign := [top for top in others.values() if top not in _folders]:
         raise BundleError(
             f"MONAI bundle {folder.name!r}: its module {foreign[0]!r} has the name of one that is loaded already; "

@@ -8,25 +8,23 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from monai.data import MetaTensor
-from torch.utils.data import DataLoader
+from monai.transforms import Compose, LoadImaged, RandomizableTrait, Transform, convert_to_contiguous
 
 from fairflare.base import checks
 from fairflare.base.site_data import shuffled
 from fairflare.base.task import Batches
 from fairflare.data.datalist import DataError, Datalist, Sample
 from fairflare.data.geometry.pairs import NEAR, together
+from fairflare.tasks.batches import load_batches
 from fairflare.tasks.bundles.bundle_config import telling
 from fairflare.tasks.images import PreparedData
 from fairflare.tasks.placing import plain
 from fairflare.tasks.scores.dice_scores import BatchOf
-
-if TYPE_CHECKING:
-    from monai.transforms import Compose
 
 TRAINING = "training"
 #: Modules of MONAI whose transforms keep the size of an image; transforms of other modules may cut it.
@@ -90,13 +88,10 @@ class BundleData(PreparedData):
         that whole volumes fit into memory.
         """
         checks.whole("batch_size", batch_size)
-        numbers: Any = shuffled(self.num_samples(split), shuffle_seed)
+        numbers = shuffled(self.num_samples(split), shuffle_seed)
         most = batch_size if split == TRAINING else min(batch_size, self.validate_batch)
         seed = checks.whole("shuffle_seed of augmented batches", shuffle_seed, low=0) if augment else None
-        collate = partial(self._batch, split, seed)
-        return DataLoader(
-            numbers, most, collate_fn=collate, generator=torch.Generator()
-        )  # not torch's global generator
+        return load_batches(numbers, most, partial(self._batch, split, seed))
 
     def _batch(self, split: str, seed: int | None, indices: Sequence[int]) -> BatchOf:
         """Return images of a split as one batch; for training images, all of their patches."""
@@ -130,8 +125,6 @@ class BundleData(PreparedData):
 
     def prepare(self, split: str, sample: Sample) -> dict[str, Any]:
         """Return an image as it is before the first random transform, or after all transforms if none is random."""
-        from monai.transforms import convert_to_contiguous
-
         image = [str(file) for file in (sample.image, *sample.more)]
         label = str(sample.label) if isinstance(sample.label, Path) else np.asarray(sample.label, np.int64)
         item = dict(zip(self.keys, (image if sample.more else image[0], label), strict=True))
@@ -159,8 +152,6 @@ def takes_class_numbers(transforms: Compose, label_key: str) -> bool:
     That is so where MONAI's loader loads the image and not the label, and all transforms are MONAI's: a loader of the
     bundle's own may load whatever it likes.
     """
-    from monai.transforms import LoadImaged
-
     steps = transforms.flatten().transforms
     loaded = [key for step in steps if isinstance(step, LoadImaged) for key in step.keys]
     return bool(loaded) and label_key not in loaded and all(type(s).__module__.startswith("monai.") for s in steps)
@@ -182,8 +173,6 @@ def _check_places(image: Any, label: Any) -> None:
 
 def _split(transforms: Compose) -> tuple[Compose, Compose, int]:
     """Return all transforms, those that are not random or that only cut patches, and the first random one's index."""
-    from monai.transforms import Compose
-
     steps = list(transforms.flatten().transforms)
     options = {name: getattr(transforms, name) for name in ("map_items", "unpack_items", "lazy", "overrides")}
     first = next((i for i, step in enumerate(steps) if _is_random(step)), len(steps))
@@ -192,6 +181,4 @@ def _split(transforms: Compose) -> tuple[Compose, Compose, int]:
 
 
 def _is_random(step: Any) -> bool:
-    from monai.transforms import RandomizableTrait, Transform
-
     return isinstance(step, RandomizableTrait) or not isinstance(step, Transform)  # the rule of MONAI's CacheDataset

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from monai.metrics import DiceMetric, MeanIoU, compute_confusion_matrix_metric, get_confusion_matrix
 from monai.utils import ensure_tuple
@@ -14,9 +15,6 @@ from monai.utils import ensure_tuple
 from fairflare.base.disk.bundle_files import BundleError
 from fairflare.base.metric import LOSS, Metric
 from fairflare.tasks.bundles.bundle_config import Bundle, telling
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 CONFUSION = "confusion matrix"
 #: Last part of ``_target_`` -> name in the results. Handlers need ignite; the metrics inside them do not.
@@ -78,8 +76,10 @@ class KeyMetric:
                 + "; name another one with bundle_overrides={'validate#key_metric': '@KEY'}"
             )
         self.arguments = {name: bundle.make(f"{key}#{name}") for name in TAKEN if name in configured}
-        usual = {*WITHOUT_EFFECT, *(["reduction"] if configured.get("reduction") == "mean" else [])}
-        usual |= {n for n, v in self.arguments.items() if isinstance(v, bool | int | None) and (v or 0) <= MOST_CLASSES}
+        usual = {
+            *WITHOUT_EFFECT, *(["reduction"] if configured.get("reduction") == "mean" else []),
+            *(n for n, v in self.arguments.items() if isinstance(v, bool | int | None) and (v or 0) <= MOST_CLASSES),
+        }  # fmt: skip
         if strange := [name for name in configured if name not in usual]:
             raise BundleError(
                 f"{self.named} has the argument {strange[0]!r:.80}, which is not read of a {target}, or not with this "

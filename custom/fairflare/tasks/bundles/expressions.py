@@ -260,10 +260,14 @@ def functions() -> dict[str, Callable[..., Any]]:
     from monai.handlers import from_engine
     from monai.utils import optional_import
 
-    arrays = itertools.product(MODULES.items(), ARRAY_FUNCTIONS)
     return {
         **{one.__name__: one for one in (len, int, float, bool, abs, min, max, sum, list, tuple)},
-        **{f"{module}.{name}": getattr(owner, name) for (module, owner), name in arrays if hasattr(owner, name)},
+        **{
+            f"{module}.{name}": getattr(owner, name)
+            for module, owner in MODULES.items()
+            for name in ARRAY_FUNCTIONS
+            if hasattr(owner, name)
+        },
         "monai.handlers.from_engine": from_engine,
         "monai.handlers.utils.from_engine": from_engine,
         "monai.apps.pathology.handlers.utils.from_engine_hovernet": from_engine_hovernet,

@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fairflare.base.checks import first_of
 from fairflare.tasks.bundles.expressions import BUDGET, MOST, REFERENCE, Expression, Refused, leaves
 
 DEEPEST = 60  # largest number of references, macros and levels that lead from one to the next
@@ -117,8 +118,9 @@ def made(key: str, cls: Any, arguments: Mapping[str, Any]) -> Any:
     known = {*parameters, *FURTHER}.union(*(inspect.signature(base.__init__).parameters for base in cls.__mro__))
     for name, value in {**{name: one.default for name, one in parameters.items()}, **arguments}.items():
         choices = CHOICES.get(name, ())
-        nothing = any(value is one for one in (None, False, inspect.Parameter.empty))
-        harmless = nothing or (isinstance(value, str) and value.lower() in choices)
+        harmless = any(value is one for one in (None, False, inspect.Parameter.empty)) or (
+            isinstance(value, str) and value.lower() in choices
+        )
         sides = value if isinstance(value, list | tuple) else [value] * 3
         numbers = [abs(side) for side in sides if isinstance(side, int | float) and side]
         voxels = math.prod(100 * side ** POWERS[name] if name in POWERS else side for side in numbers)
@@ -128,16 +130,15 @@ def made(key: str, cls: Any, arguments: Mapping[str, Any]) -> Any:
             if (isinstance(one, int | float) and not abs(one) <= LARGEST)
             or (isinstance(one, str) and not PLAIN.fullmatch(one))
         ]
-        reasons = {
+        if wrong := first_of({
             "is no argument that it has; take it out": name in arguments and name not in known.difference(UNNAMED),
             f"may load or write something; take one of {', '.join(choices or ('false', 'null'))}": not harmless
             and (name in CHOICES or REACHES.search(name)),
             "is too large for an image; write a smaller one": SIZES.search(name) and voxels > LARGEST_IMAGE,
             "may be a path or the name of a module, or is a number as text, or one too large; write a plain word, or a "
             f"number up to {LARGEST} (in YAML with a point: 1.0e-5)": odd,
-        }
-        if wrong := [reason for reason, applies in reasons.items() if applies]:
-            raise Refused(f"{key!r}: {name!r:.80} of a {cls.__name__} {wrong[0]}, got {[*odd, value][0]!r:.80}")
+        }):  # fmt: skip
+            raise Refused(f"{key!r}: {name!r:.80} of a {cls.__name__} {wrong}, got {[*odd, value][0]!r:.80}")
     with _Bounded():  # type: ignore[no-untyped-call]
         return cls(**arguments)
 

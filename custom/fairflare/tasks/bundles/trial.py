@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from fairflare.base.disk.temporary import OwnedFolder
 from fairflare.data.listing.checking import SPLITS
+from fairflare.tasks.bundle import MonaiBundleTask
 from fairflare.tasks.bundles.bundle_config import telling
 from fairflare.tasks.bundles.bundle_data import takes_class_numbers
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fairflare.tasks.bundle import MonaiBundleTask
 
 SIDES = 96, 256  # of a made-up image, where the metadata does not say; at most
 
@@ -40,13 +36,19 @@ def train_once(task: MonaiBundleTask) -> str:
         sides = task.parts.bundle.get("_meta_#network_data_format#inputs#image#spatial_shape") or ()
         size = [min(side, SIDES[1]) if isinstance(side, int) else SIDES[0] for side in sides]
         size = size if len(size) == len(axes) else [SIDES[0] for _ in axes]
-        placed = (step for step in train.flatten().transforms if hasattr(step, "spacing_transform"))
-        spacing = next((float(step.spacing_transform.pixdim[0]) for step in placed), 1.0)
+        spacing = next(
+            (
+                float(step.spacing_transform.pixdim[0])
+                for step in train.flatten().transforms
+                if hasattr(step, "spacing_transform")
+            ),
+            1.0,
+        )
         numbers = takes_class_numbers(train, task.label_key)
-        cases = {split: _write_noise(place.path / split, channels, size, spacing) for split in SPLITS}
         lists = {
             split: [{"image": image, "label": number % 2 if numbers else label}]
-            for number, (split, (image, label)) in enumerate(cases.items())
+            for number, split in enumerate(SPLITS)
+            for image, label in [_write_noise(place.path / split, channels, size, spacing)]
         }
         (place.path / "datalist.json").write_text(json.dumps(lists), encoding="utf-8")
         data = task.open_site("trial", {"data_root": str(place.path)})

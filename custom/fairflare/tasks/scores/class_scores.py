@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from fairflare.base import checks
 from fairflare.tasks.base import evaluating
+from fairflare.tasks.images import ImageTask
 from fairflare.tasks.scores.finding_scores import finding_losses, finding_metrics, image_losses
 
 if TYPE_CHECKING:
@@ -28,36 +28,20 @@ OUTSIDE = "outside"  # metric: share of images for which a class wins that the s
 BATCH = 64  # number of images in a batch where no result depends on this number
 
 
-class MeasuresClasses(ABC):
+class MeasuresClasses(ImageTask):
     """Define loss and metrics of a network that gives logits, (n, classes); targets are class numbers, or findings."""
-
-    primary_metric: ClassVar[str]
-    findings: list[str] | None = None
-    outputs: ClassVar[Any]  # method that returns the network's outputs for whole inputs, in evaluation
-    annotated: ClassVar[tuple[int, ...] | None] = None  # classes that a site's data can have; None for all
-
-    @abstractmethod
-    def names(self) -> list[str]:
-        """Return the names of the classes, in the order of their numbers."""
-
-    @abstractmethod
-    def groups(self) -> dict[str, list[int]]:
-        """Return the groups of classes, such as head, medium, tail."""
 
     def chosen(self, values: torch.Tensor) -> torch.Tensor:
         """Return logits, (..., classes), in which a class that the site's data cannot have has no probability.
 
         Its logit is minus infinity, so the softmax is over the others, and nothing pushes the class down.
         """
-        if self.annotated is None or self.findings:  # targets of findings mark what is not known
-            return values
-        return values.index_fill(-1, self._unseen.to(values.device), -math.inf)
-
-    @property
-    def _unseen(self) -> torch.Tensor:
         import torch
 
-        return torch.tensor([k for k in range(len(self.names())) if k not in (self.annotated or ())], dtype=torch.int64)
+        if self.annotated is None or self.findings:  # targets of findings mark what is not known
+            return values
+        unseen = sorted({*range(len(self.names()))}.difference(self.annotated))
+        return values.index_fill(-1, torch.tensor(unseen, dtype=torch.int64, device=values.device), -math.inf)
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the mean cross-entropy over the samples of a batch."""
@@ -90,16 +74,15 @@ class MeasuresClasses(ABC):
         logits, labels = self._outputs(model, batches, device)
         if self.findings:
             losses, known = (values.sum(0).tolist() for values in finding_losses(logits, labels))
-            by_finding = {f"loss_{self.findings[k]}": losses[k] / known[k] for k in self._measured if known[k]}
-            sure = self.probabilities(logits).numpy()
-            metrics = finding_metrics(labels.numpy(), sure, self.findings, self._measured)
-            return {**metrics, **by_finding, "loss": float(self.loss(logits, labels))}
-        metrics = classification_metrics(
-            labels.numpy(), self.probabilities(logits).numpy(), class_names=self.names(), groups=self.groups()
-        )
-        if self.annotated is not None:
-            predicted = logits.argmax(1)
-            metrics[OUTSIDE] = 1 - sum(float((predicted == number).double().mean()) for number in self.annotated)
+            metrics = finding_metrics(labels.numpy(), self.probabilities(logits).numpy(), self.findings, self._measured)
+            metrics |= {f"loss_{self.findings[k]}": losses[k] / known[k] for k in self._measured if known[k]}
+        else:
+            metrics = classification_metrics(
+                labels.numpy(), self.probabilities(logits).numpy(), class_names=self.names(), groups=self.groups()
+            )
+            if self.annotated is not None:
+                predicted = logits.argmax(1)
+                metrics[OUTSIDE] = 1 - sum(float((predicted == number).double().mean()) for number in self.annotated)
         return {**metrics, "loss": float(self.loss(logits, labels))}
 
     def resampled(
@@ -119,11 +102,10 @@ class MeasuresClasses(ABC):
         if self.findings:
             labels, scores = (values[chosen] for values in outcomes)
             return finding_metrics(labels, scores, self.findings, self._measured)[self.primary_metric]
-        metrics = classification_metrics(
+        return classification_metrics(
             *(values[chosen] for values in outcomes), class_names=self.names(), groups=self.groups(),
             areas=self.primary_metric.startswith("auc"),
-        )  # fmt: skip
-        return metrics.get(self.primary_metric, math.nan)
+        ).get(self.primary_metric, math.nan)  # fmt: skip
 
     def outcomes(self, model: torch.nn.Module, data: SiteData, split: str, device: Device) -> Told:
         """Return true classes and probabilities of a split, as :meth:`fairflare.base.task.Task.outcomes` defines it."""
@@ -154,8 +136,8 @@ class MeasuresClasses(ABC):
             error = sampling.standard_error(influence, cases)
         else:
             error = sampling.jackknife(partial(self._primary, outcomes), len(targets), cases)
-        figures = {"test_cases": sampling.number_cases(len(targets), cases)[0]}
-        return figures | ({"standard_error": error} if math.isfinite(error) else {}) | classes
+        certain = {"standard_error": error} if math.isfinite(error) else {}
+        return {"test_cases": sampling.number_cases(len(targets), cases)[0], **certain, **classes}
 
     @property
     def _measured(self) -> Sequence[int]:
@@ -167,13 +149,13 @@ class MeasuresClasses(ABC):
         """Return the logits (float64) and labels of all images, on the CPU."""
         import torch
 
-        outputs, targets = [], []
         with evaluating(model):
-            for inputs, labels in batches:
-                outputs.append(self.outputs(model, inputs.to(device)).to("cpu", torch.float64))
-                targets.append(labels)
-        checks.whole("the number of batches to evaluate on", len(outputs))
-        logits, labels = torch.cat(outputs), torch.cat(targets)
+            pairs = [
+                (self.outputs(model, inputs.to(device)).to("cpu", torch.float64), targets)
+                for inputs, targets in batches
+            ]
+        checks.whole("the number of batches to evaluate on", len(pairs))
+        logits, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         if not bool(torch.isfinite(logits).all()):
             raise ValueError("the model's outputs are not finite; lower learning_rate or set max_grad_norm")
         return logits, labels

@@ -73,8 +73,8 @@ class DiceScores:
     ) -> None:
         self.more, self.choose = more, choose
         self._scores: list[torch.Tensor] = []
-        self._overlap: dict[Any, torch.Tensor] = {}  # by volume: pixels common to both masks, and sum
-        self._of_volumes = False
+        #: By volume, or number of an image that is no slice: pixels common to both masks, and sum.
+        self._overlap: dict[str | int, torch.Tensor] = {}
 
     def add(self, found: torch.Tensor, targets: torch.Tensor, origins: Sequence[Origin] | None) -> None:
         """Add a batch of predicted masks and targets.
@@ -86,29 +86,24 @@ class DiceScores:
         """
         if origins is None or all(origin.whole is None for origin in origins):
             self._add(found, targets, [NOWHERE] * len(found) if origins is None else origins)
-            return
-        for image, origin in zip(found.cpu(), origins, strict=True):
-            assert origin.whole is not None
-            whole = origin.whole()
-            own = back_in_place(image.to(torch.uint8), (whole.shape[1], whole.shape[2]), origin.resize)
-            self._add(own[None] > 0, whole[None], [origin])
+        else:
+            wholes = (origin.whole() for origin in origins if origin.whole is not None)
+            for image, whole, origin in zip(found.cpu(), wholes, origins, strict=True):
+                own = back_in_place(image.to(torch.uint8), (whole.shape[1], whole.shape[2]), origin.resize)
+                self._add(own[None] > 0, whole[None], [origin])
 
     def _add(self, found: torch.Tensor, targets: torch.Tensor, origins: Sequence[Origin]) -> None:
         found, targets = self.choose(found), self.choose(targets)
         found, truth = found & (targets >= 0), targets > HALF
-        volumes = [origin.volume for origin in origins]
         if self.more is not None:
             for image in zip(found, truth, targets >= 0, origins, strict=True):
                 self.more.add(*image[:3], image[3].spacing)
-        before = sum(map(len, self._scores))
+        common, in_found, in_truth = (mask.flatten(2).sum(2) for mask in (found & truth, found, truth))
+        overlaps = torch.stack([common, in_found + in_truth], 1).to("cpu", torch.float64)
+        for number, (origin, overlap) in enumerate(zip(origins, overlaps, strict=True), sum(map(len, self._scores))):
+            key = number if origin.volume is None else origin.volume
+            self._overlap[key] = self._overlap[key] + overlap if key in self._overlap else overlap
         self._scores.append(compute_dice(found, truth, ignore_empty=False).to("cpu", torch.float64))
-        self._of_volumes |= any(volume is not None for volume in volumes)
-        common = (found & truth).flatten(2).sum(2).to("cpu", torch.float64)
-        both = (found.flatten(2).sum(2) + truth.flatten(2).sum(2)).to("cpu", torch.float64)
-        for number, volume in enumerate(volumes):
-            key = volume if volume is not None else before + number
-            parts = torch.stack([common[number], both[number]])
-            self._overlap[key] = self._overlap[key] + parts if key in self._overlap else parts
 
     @property
     def images(self) -> torch.Tensor:
@@ -120,7 +115,7 @@ class DiceScores:
 
         An image that is no slice counts as a volume of one slice. The result is ``None`` if no image is a slice.
         """
-        if not self._of_volumes:
+        if not any(isinstance(key, str) for key in self._overlap):
             return None
         common, both = torch.stack(list(self._overlap.values())).unbind(1)
         return torch.where(both > 0, 2 * common / both.clamp(min=1), torch.ones_like(both))

@@ -91,8 +91,8 @@ def finding_metrics(
         truth, scores = targets[known, number] == 1, probabilities[known, number]
         if truth.any() and not truth.all():
             by_metric["auc"][names[number]] = float(roc_auc_score(truth, scores))
-            precision = float(average_precision_score(truth, scores))
-            by_metric[PR_AUC][names[number]] = min(1.0, precision)  # may be rounded up
+            # may be rounded up
+            by_metric[PR_AUC][names[number]] = min(1.0, float(average_precision_score(truth, scores)))
     return {
         metric if name is None else f"{metric}_{name}": value
         for metric, by_name in by_metric.items()

@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 Wanted = Literal["dice", "iou", "hd95", "assd", "surface_dice", "volume_error"]
+IOU = "iou"  # the only metric that does not need the size of a pixel
 PIXEL = "pixel_"  # prefix of a metric's name in pixels, for images without spacing
 MM3_IN_ML = 1000.0
 log = logging.getLogger(__name__)
@@ -30,66 +30,39 @@ log = logging.getLogger(__name__)
 Table: TypeAlias = "npt.NDArray[np.float64]"  # one value for each structure
 
 
-@dataclass(frozen=True)
-class Offered:
-    """Describe a metric of masks that a task's setting can request.
-
-    Attributes:
-        doc: meaning of the metric.
-        better: whether larger values are better.
-        unit: unit of a length, area or volume; empty if the metric is a share.
-        measured: whether the metric needs the size of a pixel.
-    """
-
-    doc: str
-    better: bool = False
-    unit: str = ""
-    measured: bool = False
-
-
-def offer_metrics(wanted: Sequence[str], dims: int, tolerance: float) -> dict[str, Offered]:
-    """Return the requested metrics of masks by name, without their variants in pixels.
-
-    Args:
-        wanted: values of the task's setting ``metrics``; ``dice`` is left out of the result.
-        dims: number of spatial dimensions, 2 or 3.
-        tolerance: tolerance of surface Dice, in mm (or pixels, for images without spacing).
-    """
-    size, unit = ("volume", "ml") if dims == 3 else ("area", "mm2")
-    every = {
-        "iou": {"iou": Offered("intersection over union", better=True)},
-        # MONAI's definition. medpy takes the percentile over both surfaces together, which is never larger.
-        "hd95": {"hd95": Offered("larger of both surfaces' 95th percentiles of distances", unit="mm", measured=True)},
-        "assd": {"assd": Offered("average distance of both surfaces", unit="mm", measured=True)},
-        "surface_dice": {
-            "surface_dice": Offered(
-                f"share of both surfaces that is at most {tolerance:g} mm from the other", better=True, measured=True
-            )
-        },
-        "volume_error": {
-            f"{size}_error": Offered(f"absolute error of the {size}", unit=unit, measured=True),
-            f"{size}_over": Offered(f"how much too large the {size} is, 0 where too small", unit=unit, measured=True),
-            f"{size}_under": Offered(f"how much too small the {size} is, 0 where too large", unit=unit, measured=True),
-        },
-    }  # fmt: skip
-    return {name: one for word in wanted if word != "dice" for name, one in every[word].items()}
-
-
 def declare_metrics(wanted: Sequence[str], dims: int, tolerance: float, structures: Sequence[str]) -> Iterator[Metric]:
     """Yield the :class:`Metric` of each requested mask metric, of its variant in pixels, and of both by structure.
 
+    A metric without a unit is a share, of which larger values are better; of others smaller ones are.
+
     Args:
-        wanted, dims, tolerance: see :func:`offer_metrics`.
+        wanted: values of the task's setting ``metrics``; of ``dice`` nothing is yielded.
+        dims: number of spatial dimensions, 2 or 3.
+        tolerance: tolerance of surface Dice, in mm (or pixels, for images without spacing).
         structures: names of the structures; empty if there is only one structure.
     """
-    empty = "of a model that finds nothing it says how much of the structure a site's images have"
-    for name, one in offer_metrics(wanted, dims, tolerance).items():
-        forms = [(name, one.unit, one.doc)]
-        if one.measured:
-            forms.append((PIXEL + name, "pixels" if one.unit else "", one.doc.replace(" mm", " pixels")))
-        for called, unit, doc in forms:
+    size, size_unit = ("volume", "ml") if dims == 3 else ("area", "mm2")
+    facts = [  # setting, name, meaning, unit
+        (IOU, IOU, "intersection over union", ""),
+        # MONAI's definition. medpy takes the percentile over both surfaces together, which is never larger.
+        ("hd95", "hd95", "larger of both surfaces' 95th percentiles of distances", "mm"),
+        ("assd", "assd", "average distance of both surfaces", "mm"),
+        ("surface_dice", "surface_dice", f"share of both surfaces that is at most {tolerance:g} mm from the other", ""),
+        ("volume_error", f"{size}_error", f"absolute error of the {size}", size_unit),
+        ("volume_error", f"{size}_over", f"how much too large the {size} is, 0 where too small", size_unit),
+        ("volume_error", f"{size}_under", f"how much too small the {size} is, 0 where too large", size_unit),
+    ]
+    for name, meaning, unit_in_mm in [
+        entry[1:] for word in dict.fromkeys(wanted) for entry in facts if entry[0] == word
+    ]:
+        forms = [
+            (name, unit_in_mm, meaning),
+            (PIXEL + name, "pixels" if unit_in_mm else "", meaning.replace(" mm", " pixels")),
+        ]
+        for called, unit, doc in forms[:1] if name == IOU else forms:
             more: dict[str, Any] = {
-                "high": math.inf if unit else 1.0, "higher_is_better": one.better, "unit": unit, "reveals": empty,
+                "high": math.inf if unit else 1.0, "higher_is_better": not unit, "unit": unit,
+                "reveals": "of a model that finds nothing it says how much of the structure a site's images have",
             }  # fmt: skip
             yield Metric(name=called, doc=f"{doc}, mean over structures", **more)
             for number, structure in enumerate(structures):
@@ -103,10 +76,10 @@ class MaskMetrics:
     """Collect the requested metrics of masks, image by image.
 
     Args:
-        wanted, dims, tolerance: see :func:`offer_metrics`.
+        wanted, dims, tolerance: see :func:`declare_metrics`.
     """
 
-    def __init__(self, wanted: Sequence[str], dims: int, tolerance: float) -> None:
+    def __init__(self, wanted: Collection[str], dims: int, tolerance: float) -> None:
         self.wanted = set(wanted)
         self.dims, self.tolerance = dims, tolerance
         self.size = "volume" if dims == 3 else "area"
@@ -147,8 +120,8 @@ class MaskMetrics:
         both, neither = (in_found > 0) & (in_truth > 0), (in_found == 0) & (in_truth == 0)
         diagonal = math.dist([0.0] * self.dims, [s * n for s, n in zip(sizes, predicted.shape[2:], strict=True)])
         values: dict[str, Table] = {}
-        if "iou" in self.wanted:
-            values["iou"] = compute_iou(predicted.float(), truth.float(), ignore_empty=False)[0].double().numpy()
+        if IOU in self.wanted:
+            values[IOU] = compute_iou(predicted.float(), truth.float(), ignore_empty=False)[0].double().numpy()
         if "volume_error" in self.wanted:
             each = math.prod(sizes) / (MM3_IN_ML if known and self.dims == 3 else 1.0)
             error = (in_found - in_truth) * each
@@ -173,17 +146,14 @@ class MaskMetrics:
         A metric that needs the size of a pixel gets the prefix ``pixel_`` if no image states a size. If only some
         images state a size, the metric is left out, with a warning.
         """
-        measured = {
-            name: one.measured for name, one in offer_metrics(sorted(self.wanted), self.dims, self.tolerance).items()
-        }
         if mixed := len(set(self._known)) > 1:
             log.warning(
                 "%s left out: %d of %d images do not say their spacing, and mm are not mixed with pixels; say it for "
-                "all of them in the datalist, or for none", ", ".join(name for name in self._values if measured[name]),
+                "all of them in the datalist, or for none", ", ".join(name for name in self._values if name != IOU),
                 self._known.count(False), len(self._known),
             )  # fmt: skip
         return {
-            f"{PIXEL * (measured[name] and not self._known[0])}{name}": np.mean(values, 0)
+            f"{PIXEL * (name != IOU and not self._known[0])}{name}": np.mean(values, 0)
             for name, values in self._values.items()
-            if not (measured[name] and mixed)
+            if name == IOU or not mixed
         }

@@ -12,29 +12,26 @@ import numpy.typing as npt
 from fairflare.base import checks
 from fairflare.core.statistics.areas import delong
 
-MEANINGS = {
-    "accuracy": "share of images whose class was told",
-    "balanced_accuracy": "mean recall of the classes that occur",
-    "precision": "precision, weighted by class size",
-    "recall": "recall, weighted by class size",
-    "f1": "F1, weighted by class size",
-    "precision_macro": "mean precision over the classes that occur",
-    "f1_macro": "mean F1 over the classes that occur",
-    "f1_harmonic": "2PR / (P + R) of the weighted two",
-    "auc_ovo": "area under the ROC curve, one versus one; absent where one class only occurs",
-    "auc_ovr": "the same, one versus rest, weighted by class size",
-}
-NAMES = tuple(MEANINGS)
-#: Facts about a site's data that a server can derive from a metric of one model, beyond the model's quality.
 STEERED = "a server that sends a model which always answers one class reads off that class's share"
-REVEALS = {
-    "accuracy": STEERED,
-    "recall": STEERED,
-    "precision": STEERED,
-    "f1": STEERED,
-    "balanced_accuracy": "of such a model it is 1 / (number of classes that occur), or 0 where that one does not",
-    "auc_ovo": "there or not: whether the site has more than one class",
-    "auc_ovr": "the same",
+#: By its name, what each metric means, and what a server can derive from it about a site's data beyond the model's
+#: quality, from a metric of one model.
+MEANINGS = {
+    "accuracy": ("share of images whose class was told", STEERED),
+    "balanced_accuracy": (
+        "mean recall of the classes that occur",
+        "of such a model it is 1 / (number of classes that occur), or 0 where that one does not",
+    ),
+    "precision": ("precision, weighted by class size", STEERED),
+    "recall": ("recall, weighted by class size", STEERED),
+    "f1": ("F1, weighted by class size", STEERED),
+    "precision_macro": ("mean precision over the classes that occur", ""),
+    "f1_macro": ("mean F1 over the classes that occur", ""),
+    "f1_harmonic": ("2PR / (P + R) of the weighted two", ""),
+    "auc_ovo": (
+        "area under the ROC curve, one versus one; absent where one class only occurs",
+        "there or not: whether the site has more than one class",
+    ),
+    "auc_ovr": ("the same, one versus rest, weighted by class size", "the same"),
 }
 
 
@@ -97,12 +94,11 @@ def classification_metrics(
     if areas and len(present) > 1:
         metrics.update(_areas(targets, probabilities, present))
     by_class = dict(zip(present.tolist(), recalls.tolist(), strict=True))
-    metrics.update({f"recall_{class_names[c]}": by_class[c] for c in by_class})
     of_groups = {group: [by_class[c] for c in members if c in by_class] for group, members in (groups or {}).items()}
     means = {group: math.fsum(values) / len(values) for group, values in of_groups.items() if values}
     if means:
         means["all"] = math.fsum(means.values()) / len(means)
-    return metrics | means
+    return metrics | {f"recall_{class_names[c]}": recall for c, recall in by_class.items()} | means
 
 
 def _areas(

@@ -23,11 +23,13 @@ from fairflare.data.image_file import image_file
 from fairflare.data.intensity import counts_of
 from fairflare.data.reading import Reading, ValueNotes, read_planes, reading_takes
 from fairflare.tasks.classification import ClassificationSite
-from fairflare.tasks.segmentation import SegmentationSite
 from fairflare.tasks.shared.site_settings import SiteSettings, read_settings
+from fairflare.tasks.shared.structures import SegmentationSite
 
 Kind: TypeAlias = Literal["segmentation", "classification"]
 Case: TypeAlias = tuple[str, str]
+Intensities: TypeAlias = npt.NDArray[np.int64]
+Counted: TypeAlias = tuple[Intensities, Counter[int], dict[str, float]]
 log = logging.getLogger(__name__)
 NO_LABEL = re.compile(r"'label' of .* does not exist|no key 'label'")
 SCALED = 5  # bytes a voxel that scaling an image takes beside what its file holds
@@ -63,7 +65,7 @@ class SiteSums:
     unusable: int = 0
     missing_labels: int = 0
     empty: list[Case] = field(default_factory=list)
-    intensity: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(AXES[INTENSITY].bins, np.int64))
+    intensity: Intensities = field(default_factory=lambda: np.zeros(AXES[INTENSITY].bins, np.int64))
     records: dict[str, dict[int, Counter[Case]]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(Counter))
     )
@@ -79,13 +81,15 @@ class SiteSums:
         everyone = set[Case]().union(*self.cases.values())
         if len(everyone) < self.least:
             return counts
-        counts |= {"cases": len(everyone), "images": self.images.total()}
         few = {
             "unusable": (self.unusable, self.unusable),
             "missing_labels": (self.missing_labels, self.missing_labels),
             "empty_masks": (len(self.empty), len(set(self.empty))),
         }
-        counts |= {name: count for name, (count, cases) in few.items() if not 0 < cases < self.least}
+        counts |= {
+            "cases": len(everyone), "images": self.images.total(),
+            **{name: count for name, (count, cases) in few.items() if not 0 < cases < self.least},
+        }  # fmt: skip
         numbers = {k: len(self.cases[split]) for k, split in enumerate(SPLITS) if self.cases[split]}
         for number, cases in drop_few(numbers, numbers, self.least).items():
             split = SPLITS[number]
@@ -107,9 +111,13 @@ class SiteSums:
                 by_axis[axis] = (sum(counts.values()), shown)
         return by_axis
 
-    def add(self, axis: str, number: int, case: Case, count: int = 1) -> None:
-        """Add records of a case (patient) to a bin of a histogram's axis."""
-        self.records[axis][number][case] += count
+    def add_image(self, split: str, case: Case, intensity: Intensities, lengths: Mapping[str, float]) -> None:
+        """Add an image of a case (patient): its pixels by intensity, and its lengths by axis."""
+        self.images[split] += 1
+        self.cases[split].add(case)
+        self.intensity += intensity
+        for axis, length in lengths.items():
+            self.records[axis][AXES[axis].bin_of(length)][case] += 1
 
 
 def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, least: int) -> SiteSums:
@@ -138,18 +146,17 @@ def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, le
     width = len(listed.channels or "1")
     how = replace(how, drawn_on=getattr(in_file, "mask_drawn_on", None), channels=tuple(range(width)), width=width)
     annotated = getattr(in_file, KEYS[kind == "classification"])
+    every = [(split, sample) for split in SPLITS for sample in listed.splits.get(split, ())]
     sums, values = (
         SiteSums(
             least, listed.synthetic, PARTLY if isinstance(annotated, list) else int(annotated == "all"),
-            channels=len(listed.channels or ()),
+            findings=any(isinstance(sample.label, tuple) for _, sample in every), channels=len(listed.channels or ()),
         ),
         ValueNotes(),
     )  # fmt: skip
     for problem in problems:
         _unusable(sums, problem)
-    every = [(split, sample) for split in SPLITS for sample in listed.splits.get(split, ())]
     few = _few({(_class_of(sample, in_file), sample.case) for _, sample in every}, least)
-    sums.findings = any(isinstance(sample.label, tuple) for _, sample in every)
     labels_by_sample: list[tuple[Sample, Counter[int]]] = []
     wanted = [
         (split, sample)
@@ -165,18 +172,19 @@ def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, le
 
     with ThreadPool(workers(reading_takes((sample for _, sample in wanted), SCALED))) as threads:
         looks = progress(threads.imap(count_entry, wanted), len(wanted), "images counted")
-        for (split, sample), one in zip(wanted, looks, strict=True):
+        for (split, sample), counted in zip(wanted, looks, strict=True):
             check_stop()
-            if isinstance(one, DataError):
-                _unusable(sums, one)
+            if isinstance(counted, DataError):
+                _unusable(sums, counted)
             else:
-                _add(sums, split, sample, one)
-                labels_by_sample.append((sample, one.labels))
+                intensity, labels, lengths = counted
+                sums.add_image(split, sample.case, intensity, lengths)
+                labels_by_sample.append((sample, labels))
                 values.add(sample)
-    counted = _find_counted([sample for sample, _ in labels_by_sample], least)
+    frequent = _find_frequent([sample for sample, _ in labels_by_sample], least)
     for sample, labels in labels_by_sample:
         if isinstance(sample.label, tuple):
-            labels.update(k for k in counted if sample.label[k] == 1)
+            labels.update(k for k in frequent if sample.label[k] == 1)
     _add_labels(sums, [(sample.case, labels) for sample, labels in labels_by_sample], kind)
     for line in [*listed.doubts, *values.lines()]:
         log.warning("note: %s", line)  # written to the site's own log only
@@ -191,17 +199,8 @@ def _unusable(sums: SiteSums, problem: DataError) -> None:
         log.warning("not in the statistics: %s", problem)  # written to the site's own log only
 
 
-@dataclass(frozen=True)
-class Counted:
-    """Store the counts of one entry of a datalist: pixels by intensity, pixels by label, and lengths by axis."""
-
-    intensity: npt.NDArray[np.int64]
-    labels: Counter[int]
-    lengths: dict[str, float]
-
-
 def _counts(site: str, split: str, sample: Sample, site_settings: SiteSettings, how: Reading) -> Counted:
-    """Read one entry of a datalist, each file once, and count its pixels."""
+    """Read one entry of a datalist, each file once; return its pixels by intensity and by label, and its lengths."""
     intensity, labels = np.zeros(AXES[INTENSITY].bins, np.int64), Counter[int]()
     depth, shape = 0, (0, 0)
     for image, mask in read_planes(sample, site=site, split=split, max_bytes=site_settings.max_image_bytes, how=how):
@@ -215,15 +214,7 @@ def _counts(site: str, split: str, sample: Sample, site_settings: SiteSettings, 
         labels = _code_counts(labels, getattr(site_settings, "mask_values", None))
     whole = sample.slice is None and image_file(sample.image).facts().slices is not None
     sides = {"height": float(shape[0]), "width": float(shape[1]), **({"slices": float(depth)} if whole else {})}
-    return Counted(intensity, labels, sides | _spacings(sample))
-
-
-def _add(sums: SiteSums, split: str, sample: Sample, counted: Counted) -> None:
-    sums.images[split] += 1
-    sums.cases[split].add(sample.case)
-    sums.intensity += counted.intensity
-    for axis, length in counted.lengths.items():
-        sums.add(axis, AXES[axis].bin_of(length), sample.case)
+    return intensity, labels, sides | _spacings(sample)
 
 
 def _add_labels(sums: SiteSums, labels_by_case: Sequence[tuple[Case, Counter[int]]], kind: Kind) -> None:
@@ -231,7 +222,7 @@ def _add_labels(sums: SiteSums, labels_by_case: Sequence[tuple[Case, Counter[int
     few = _few({(number, case) for case, labels in labels_by_case for number in +labels}, sums.least)
     for case, labels in labels_by_case:
         for number, count in labels.items():
-            sums.add(CLASS, AXES[CLASS].bin_of(0 if number in few else max(number, 0)), case, count)
+            sums.records[CLASS][AXES[CLASS].bin_of(0 if number in few else max(number, 0))][case] += count
         if kind == "segmentation" and not {*+labels} - {0, *few}:
             sums.empty.append(case)
 
@@ -241,7 +232,7 @@ def _few(pairs: Iterable[tuple[Any, Case]], least: int) -> set[Any]:
     return {label for label, cases in Counter(label for label, _ in pairs).items() if cases < least}
 
 
-def _find_counted(samples: Sequence[Sample], least: int) -> set[int]:
+def _find_frequent(samples: Sequence[Sample], least: int) -> set[int]:
     """Return the numbers of the findings that at least ``least`` cases have, and at least as many lack."""
     triples = {(k, value, sample.case) for sample in samples if isinstance(sample.label, tuple)
             for k, value in enumerate(sample.label) if value >= 0}  # fmt: skip

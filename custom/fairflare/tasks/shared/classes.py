@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +18,10 @@ from fairflare.base.settings import Flag, NonNegativeInt, Positive, PositiveInt,
 from fairflare.base.site_data import UNLABELLED
 from fairflare.data.datalist import DataError, Datalist, Sample
 from fairflare.tasks.base import LOSS, Metric, SiteData
-from fairflare.tasks.images import Coding, FolderImages, ImageTask, Momentum, one_for_each_class
+from fairflare.tasks.images import Coding, FolderImages, Momentum, changed, one_for_each_class
 from fairflare.tasks.scores.class_scores import OUTSIDE, MeasuresClasses
 from fairflare.tasks.scores.finding_scores import cases_of_findings, declare_findings, find_known
-from fairflare.tasks.scores.metrics import MEANINGS, NAMES, REVEALS
+from fairflare.tasks.scores.metrics import MEANINGS
 from fairflare.tasks.shared.site_settings import SiteSettings, setting_of
 
 if TYPE_CHECKING:
@@ -30,24 +29,6 @@ if TYPE_CHECKING:
 
     from fairflare.base.task import PriorNetwork
     from fairflare.tasks.networks import Classifier
-
-NETWORK_SETTINGS = (
-    "in_channels", "features", "norm_momentum", "image_size", "max_pool", "projector_dim", "neck_dim", "retrained_head",
-    "patch_size",
-)  # fmt: skip
-RECALL: dict[str, Any] = {
-    "doc": "share of the images of this class that were told",
-    "reveals": "there or not: whether the site has images of the class",
-    "by_class": True,
-    "higher_is_better": True,
-    "family": "recall_<class>",
-}
-GROUP: dict[str, Any] = {
-    "doc": "mean recall of a group's classes that occur (head, medium, tail)",
-    "reveals": "whether the site has any class of the group, and the recall of a class that is there alone",
-    "higher_is_better": True,
-    "family": "<group>",
-}
 
 
 @settings
@@ -66,7 +47,7 @@ class ClassSite(SiteSettings):
 
 
 @settings
-class ClassTask(MeasuresClasses, ImageTask):
+class ClassTask(MeasuresClasses):
     """Define the base class of classification tasks: an image belongs to one of several classes, or has findings.
 
     Args:
@@ -132,15 +113,14 @@ class ClassTask(MeasuresClasses, ImageTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        named = (self.num_classes, self.class_names, self.class_groups)
         checks.refuse({
             "findings name themselves and have no groups; take num_classes, class_names and class_groups out":
-                self.findings is not None and named != (None, None, None),
+                self.findings is not None
+                and (self.num_classes, self.class_names, self.class_groups) != (None, None, None),
             "retrained_head needs classifier='linear'": self.retrained_head and self.classifier != "linear",
         })  # fmt: skip
         for name, given in (("findings", self.findings), ("class_names", self.class_names)):
-            if given is not None:
-                one_for_each_class(name, given, self.classes, different=True)
+            one_for_each_class(name, given, self.classes, different=True)
         if self.findings is not None:
             vars(self).update(has_classes=False, primary_metric="auc")
         self.check_groups(self.class_groups or {})
@@ -148,17 +128,16 @@ class ClassTask(MeasuresClasses, ImageTask):
     def check_sides(self, name: str, sides: Sequence[int]) -> None:
         """Raise ``ValueError`` for a side of the inputs (``name``: their setting) that the network cannot take."""
         pools = self.max_pool and self.network == "resnet18"
-        where = f"{self.network} with max_pool" if pools else self.network
         least = 64 if self.network == "densenet121" else 33 if pools else 32
         for side in sides:
-            checks.whole(f"{name} for {where}", side, low=least)
+            checks.whole(f"{name} for {self.network}{' with max_pool' * pools}", side, low=least)
             if self.network.startswith("vit") and side % self.patch_size:
                 raise ValueError(f"{name} must be multiples of patch_size={self.patch_size}, got {tuple(sides)}")
 
     def check_groups(self, groups: Mapping[str, Sequence[int]]) -> None:
         """Raise ``ValueError`` for a group of classes with a metric's name, or with a class that the task lacks."""
         for group, members in groups.items():
-            if group in (*NAMES, "all", "loss") or group.startswith("recall_"):
+            if group in (*MEANINGS, "all", "loss") or group.startswith("recall_"):
                 raise ValueError(f"class_groups: '{group}' is the name of a metric; choose another")
             for member in members:
                 checks.number(f"class_groups: class of {group!r}", member, low=0, high=self.classes - 1, whole=True)
@@ -172,10 +151,8 @@ class ClassTask(MeasuresClasses, ImageTask):
 
     def names(self) -> list[str]:
         """Return the names of the classes, or of the findings."""
-        if self.findings is not None:
-            return self.findings
-        if self.class_names is not None:
-            return self.class_names
+        if given := self.findings or self.class_names:
+            return given
         drawn = self.drawn_classes
         return list(drawn) if self.classes == len(drawn) else [f"class_{c}" for c in range(self.classes)]
 
@@ -189,9 +166,12 @@ class ClassTask(MeasuresClasses, ImageTask):
     def build_model(self) -> Classifier:
         from fairflare.tasks.networks import build_classifier
 
-        scale = self.cosine_scale if self.classifier == "cosine" else None
-        same = {name: getattr(self, name) for name in NETWORK_SETTINGS}
-        return build_classifier(self.network, classes=self.classes, cosine_scale=scale, **same)
+        return build_classifier(
+            self.network, in_channels=self.in_channels, classes=self.classes, features=self.features,
+            norm_momentum=self.norm_momentum, image_size=self.image_size, patch_size=self.patch_size,
+            max_pool=self.max_pool, projector_dim=self.projector_dim, neck_dim=self.neck_dim,
+            cosine_scale=self.cosine_scale if self.classifier == "cosine" else None, retrained_head=self.retrained_head,
+        )  # fmt: skip
 
     def initialise(self, model: torch.nn.Module, checkpoint: str | None = None) -> str:
         from fairflare.tasks.networks import VITS, Classifier, load_encoder
@@ -223,8 +203,8 @@ class ClassTask(MeasuresClasses, ImageTask):
         alone = self.classes - len(set().union(*groups.values())) == 1 or any(len(m) == 1 for m in groups.values())
         return (
             *(
-                Metric(name=n, doc=d, reveals=REVEALS.get(n, ""), mean_of_images=n in SHARES, higher_is_better=True)
-                for n, d in MEANINGS.items()
+                Metric(name=name, doc=doc, reveals=reveals, mean_of_images=name in SHARES, higher_is_better=True)
+                for name, (doc, reveals) in MEANINGS.items()
             ),
             LOSS,
             Metric(
@@ -233,14 +213,26 @@ class ClassTask(MeasuresClasses, ImageTask):
                 higher_is_better=False,
                 mean_of_images=True,
             ),
-            *(Metric(name=f"recall_{name}", of_classes=(c,), **RECALL) for c, name in enumerate(self.names())),
-            *(Metric(name=name, by_class=alone, of_classes=every, **GROUP) for name in groups),
+            *(
+                Metric(
+                    name=f"recall_{name}", doc="share of the images of this class that were told", by_class=True,
+                    reveals="there or not: whether the site has images of the class", of_classes=(number,),
+                    higher_is_better=True, family="recall_<class>",
+                ) for number, name in enumerate(self.names())
+            ),
+            *(
+                Metric(
+                    name=name, doc="mean recall of a group's classes that occur (head, medium, tail)", by_class=alone,
+                    reveals="whether the site has any class of the group, and the recall of a class that is there "
+                    "alone", of_classes=every, higher_is_better=True, family="<group>",
+                ) for name in groups
+            ),
             *(
                 [Metric(name="all", doc="mean of the groups", by_class=alone, of_classes=every, higher_is_better=True)]
                 if groups
                 else []
             ),
-        )
+        )  # fmt: skip
 
     def suited_to(self, data: SiteData) -> ClassTask:
         """Return the task with the class names and class groups of a site's images, if the job does not set them.
@@ -252,12 +244,13 @@ class ClassTask(MeasuresClasses, ImageTask):
         drawn = data.synthetic and data.class_names is None and data.class_groups is None
         if drawn or self.findings is not None or (self.class_names is not None and self.class_groups is not None):
             return self.annotating(data.annotated)
-        suited = copy.copy(self.annotating(data.annotated))
-        if suited.class_names is None:
-            suited.class_names = list(data.class_names or (f"class_{number}" for number in range(self.classes)))
-        if suited.class_groups is None:
-            suited.class_groups = {name: list(members) for name, members in (data.class_groups or {}).items()}
-        return suited
+        names = list(data.class_names or (f"class_{number}" for number in range(self.classes)))
+        groups = {name: list(members) for name, members in (data.class_groups or {}).items()}
+        return changed(
+            self.annotating(data.annotated),
+            class_names=names if self.class_names is None else self.class_names,
+            class_groups=groups if self.class_groups is None else self.class_groups,
+        )
 
     def check_classes(self, site: str, settings: ClassSite, datalist: Datalist) -> None:
         """Raise an error if the classes of a site do not fit the task.
@@ -388,8 +381,8 @@ class LabelledImages(FolderImages):
             shown._marks, shown._identities = {}, {}
             splits = dict(self.datalist.splits)
             for split, out in few.items():
-                left = (self._drop_labels(sample, split, out) for sample in splits[split])
-                splits[split] = tuple(sample for sample in left if sample is not None) or splits[split]
+                left = filter(None, (self._drop_labels(sample, split, out) for sample in splits[split]))
+                splits[split] = tuple(left) or splits[split]
             shown.datalist = replace(self.datalist, splits=splits)
             shown._count()
         return cast("SiteData", shown)

@@ -79,6 +79,10 @@ class SiteSettings(FolderSettings):
             for folder, problem in given.items()
         })  # fmt: skip
 
+    def seed_or(self, default: int) -> int:
+        """Return the seed of the site's synthetic data, or the task's if the site has none of its own."""
+        return default if self.phantom_seed is None else self.phantom_seed
+
     def memory(self) -> dict[str, Any]:
         """Return the arguments of :class:`FolderImages` about memory, threads and the cache of decoded volumes."""
         folder, size = self.decoded_folder, self.decoded_bytes
@@ -123,10 +127,9 @@ def read_settings(kind: type[FolderSettings], site: str, given: Mapping[str, Any
         DataError: a key is unknown, a value cannot be used, or the file names data for other sites but not for
             this one.
     """
-    names = field_names(kind)
     check_keys(kind, site, given)
     with setting_of(site):
-        settings = kind(**{key: value for key, value in given.items() if key in names})
+        settings = kind(**{name: given[name] for name in field_names(kind) if name in given})
     if settings.data_root is None:
         _refuse_half_settings(site, given, settings)
     elif settings.phantom:
@@ -189,11 +192,9 @@ def _refuse_half_settings(site: str, given: Mapping[str, Any], settings: FolderS
         )
     if settings.phantom is False:
         raise setting_error(site, "phantom", "'phantom' is false and 'data_root' is not set; set 'data_root'")
-    blocks = given.get("sites")
-    if settings.phantom or not isinstance(blocks, Mapping):
-        return
+    blocks: Any = given.get("sites") if isinstance(given.get("sites"), Mapping) else {}
     with_data = [name for name, block in blocks.items() if isinstance(block, Mapping) and "data_root" in block]
-    if with_data:
+    if with_data and not settings.phantom:
         near = checks.nearest(site, with_data, most=1)
         lacks = f"no 'data_root' in the block of '{site}'" if site in blocks else f"no block for '{site}'"
         raise DataError(

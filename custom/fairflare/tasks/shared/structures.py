@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
 from pydantic import Field
@@ -15,7 +15,7 @@ from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import Flag, NonNegativeInt, Positive, PositiveInt, settings
 from fairflare.data.geometry import DrawnOn
 from fairflare.tasks.base import LOSS, Metric, SiteData, evaluating
-from fairflare.tasks.images import Coding, ImageTask, Momentum, one_for_each_class
+from fairflare.tasks.images import Coding, Factor, ImageTask, Momentum, one_for_each_class
 from fairflare.tasks.scores.mask_metrics import Wanted, declare_metrics
 from fairflare.tasks.shared.site_settings import SiteSettings, setting_of
 
@@ -37,23 +37,17 @@ VOLUME_DICE = Metric(
     reveals="of a model that finds nothing it is the share of volumes without the structure",
     higher_is_better=True,
 )  # fmt: skip
-OF_STRUCTURE: dict[str, Any] = {
-    "doc": "Dice of one structure", "reveals": EMPTY, "by_class": True, "family": "dice_<class>",
-    "higher_is_better": True,
+#: By the beginning of its name, what is declared of each metric of one structure.
+OF_STRUCTURE: dict[str, dict[str, Any]] = {
+    "dice": {"doc": "Dice of one structure", "reveals": EMPTY, "higher_is_better": True},
+    "loss": {
+        "doc": "mean loss of one structure", "low": -math.inf, "high": math.inf, "higher_is_better": False,
+    },
+    "volume_dice": {
+        "doc": "Dice of one structure in a volume", "reveals": VOLUME_DICE.reveals, "higher_is_better": True,
+    },
 }  # fmt: skip
-
-LOSS_OF_STRUCTURE: dict[str, Any] = {
-    "doc": "mean loss of one structure", "by_class": True, "family": "loss_<class>", "low": -math.inf, "high": math.inf,
-    "higher_is_better": False,
-}  # fmt: skip
-
-OF_STRUCTURE_IN_VOLUMES: dict[str, Any] = {
-    "doc": "Dice of one structure in a volume", "reveals": VOLUME_DICE.reveals, "by_class": True,
-    "family": "volume_dice_<class>", "higher_is_better": True,
-}  # fmt: skip
-
 Structure = Annotated[list[PositiveInt], Field(min_length=1)]
-Factor = Annotated[float, Field(strict=True, gt=0, le=1000)]
 
 
 @settings
@@ -134,10 +128,8 @@ class StructureTask(ImageTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.labels is not None:
-            one_for_each_class("labels", self.labels, self.num_classes)
-        if self.class_names is not None:
-            one_for_each_class("class_names", self.class_names, self.num_classes, different=True)
+        one_for_each_class("labels", self.labels, self.num_classes)
+        one_for_each_class("class_names", self.class_names, self.num_classes, different=True)
         self.check_coding(self.structures, self.mask_values)
         coding = dict(self.mask_values or {})
         checks.refuse({
@@ -156,13 +148,14 @@ class StructureTask(ImageTask):
         if self.network != "unet":
             from fairflare.tasks.encoders import segmenter
 
-            same: Any = {"in_channels": self.in_channels, "classes": self.num_classes, "image_size": self.image_size}
-            return segmenter(self.network, width=self.width, **same)
-        task: Any = self
+            return segmenter(
+                self.network, in_channels=self.in_channels, classes=self.num_classes, image_size=self.image_size,
+                width=self.width,
+            )  # fmt: skip
         return {
             "_target_": "monai.networks.nets.basic_unet.BasicUNet", "spatial_dims": self.spatial_dims,
-            "in_channels": self.in_channels, "out_channels": self.num_classes, "features": list(task.features),
-            "act": ["relu", {"inplace": True}],
+            "in_channels": self.in_channels, "out_channels": self.num_classes,
+            "features": list(cast("Any", self).features), "act": ["relu", {"inplace": True}],
             # Without biases the norm over all channels, too, would divide the level of the values away.
             "bias": getattr(self, "norm", "") == "layer",
             "norm": {"instance": ["instance", {"affine": True}], "layer": ["group", {"num_groups": 1}]}.get(
@@ -267,11 +260,12 @@ class StructureTask(ImageTask):
             volumes; with several structures also the metrics of each annotated structure, such as
             ``dice_<class name>``.
         """
-        scores, losses, counts = self._scores(model, batches, device, self.metrics)
+        scores, by_batch = self._scores(model, batches, device, self.metrics)
+        counts, losses, by_structure = zip(*by_batch, strict=True)
         names = self.known(self.names())
-        result = {"dice": 0.0, "loss": float(np.average([loss for loss, _ in losses], weights=counts))}
+        result = {"dice": 0.0, "loss": float(np.average(losses, weights=counts))}
         if self.num_classes > 1:
-            own = np.average([of_structures for _, of_structures in losses], axis=0, weights=counts)
+            own = np.average(by_structure, axis=0, weights=counts)
             result |= {f"loss_{name}": float(value) for name, value in zip(names, own, strict=True)}
         tables: dict[str, Any] = {"dice": scores.images}
         if scores.volumes is not None:
@@ -281,45 +275,43 @@ class StructureTask(ImageTask):
         for name, values in tables.items():
             result[name] = float(values.mean())
             if self.num_classes > 1:
-                by_name = zip(names, values.mean(0), strict=True)
-                result |= {f"{name}_{structure}": float(value) for structure, value in by_name}
+                result |= {
+                    f"{name}_{structure}": float(value) for structure, value in zip(names, values.mean(0), strict=True)
+                }
         return result
 
     def outcomes(self, model: torch.nn.Module, data: SiteData, split: str, device: Device) -> Outcomes:
         """Return the Dice of each image and structure, as :meth:`fairflare.base.task.Task.outcomes` defines it."""
-        scores, _, _ = self._scores(model, data.batches(split, batch_size=BATCH), device)
+        scores, _ = self._scores(model, data.batches(split, batch_size=BATCH), device)
         found = np.full((len(scores.images), self.num_classes), np.nan)
         found[:, self.known(range(self.num_classes))] = scores.images.numpy()
         return None, found
 
     def _scores(
         self, model: torch.nn.Module, batches: Iterable[Batch], device: Device, metrics: Sequence[str] = ()
-    ) -> tuple[DiceScores, list[tuple[float, list[float]]], list[int]]:
-        """Return Dice and further metrics of each image, and the losses and number of images of each batch.
+    ) -> tuple[DiceScores, list[tuple[int, float, list[float]]]]:
+        """Return Dice and further metrics of each image, and of each batch its size, its loss and that by structure.
 
-        Only annotated structures count. The losses are the loss of the batch and the loss of each structure.
+        Only annotated structures count.
         """
         from fairflare.tasks.scores.dice_scores import DiceScores
         from fairflare.tasks.scores.mask_metrics import MaskMetrics
 
         wanted = set(metrics) - {"dice"}
-        more = MaskMetrics(sorted(wanted), self.spatial_dims, self.tolerance) if wanted else None
-        scores = DiceScores(more, self.chosen)
-        losses: list[tuple[float, list[float]]] = []
-        counts: list[int] = []
+        scores = DiceScores(MaskMetrics(wanted, self.spatial_dims, self.tolerance) if wanted else None, self.chosen)
+        by_batch: list[tuple[int, float, list[float]]] = []
         with evaluating(model):
             for batch in batches:
                 inputs, targets = batch
                 outputs = self.outputs(model, inputs.to(device))
                 targets = targets.to(outputs.device)  # of a large volume the outputs may lie on the CPU
                 by_structure = self.structure_losses(outputs, targets) if self.num_classes > 1 else targets[:0]
-                losses.append((float(self.loss(outputs, targets)), by_structure.tolist()))
-                counts.append(len(targets))
+                by_batch.append((len(targets), float(self.loss(outputs, targets)), by_structure.tolist()))
                 scores.add(
                     self.decide(self.probabilities(outputs)) > THRESHOLD, targets, getattr(batch, "origins", None)
                 )
-        checks.whole("the number of batches to evaluate on", len(counts))
-        return scores, losses, counts
+        checks.whole("the number of batches to evaluate on", len(by_batch))
+        return scores, by_batch
 
     def names(self) -> list[str]:
         """Return the names of the structures that the network segments."""
@@ -328,14 +320,14 @@ class StructureTask(ImageTask):
     def declared_metrics(self) -> tuple[Metric, ...]:
         names = self.names() if self.num_classes > 1 else []
         slices = self.spatial_dims == 2
-        volumes = [("volume_dice", OF_STRUCTURE_IN_VOLUMES)] if slices else []
         return (
             DICE,
             LOSS,
             *([VOLUME_DICE] if slices else []),
             *(
-                Metric(name=f"{front}_{name}", of_classes=(number,), **of)
-                for front, of in (("dice", OF_STRUCTURE), ("loss", LOSS_OF_STRUCTURE), *volumes)
+                Metric(name=f"{front}_{name}", by_class=True, of_classes=(number,), family=f"{front}_<class>", **of)
+                for front, of in OF_STRUCTURE.items()
+                if slices or front != "volume_dice"
                 for number, name in enumerate(names)
             ),
             *declare_metrics(self.metrics, self.spatial_dims, self.tolerance, names),
@@ -382,5 +374,4 @@ class StructureTask(ImageTask):
 
     def seed_cases(self, own: SegmentationSite) -> tuple[int, float]:
         """Return the seed of a site's synthetic cases, and the factor on their number."""
-        seed = self.phantom_seed if own.phantom_seed is None else own.phantom_seed
-        return seed, self.phantom_cases if own.phantom_cases is None else own.phantom_cases
+        return own.seed_or(self.phantom_seed), self.phantom_cases if own.phantom_cases is None else own.phantom_cases

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from abc import abstractmethod
 from collections.abc import Collection, Hashable, Mapping, Sequence
@@ -24,7 +23,7 @@ from fairflare.data.orientation import orient_view
 from fairflare.data.reading import Reading, every_channel, reading_takes
 from fairflare.data.sources import source
 from fairflare.data.whole_volumes import Whole, read_whole
-from fairflare.tasks.images import FolderImages, ImageData, ImageTask
+from fairflare.tasks.images import FolderImages, ImageData, ImageTask, describe_drawn
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -176,40 +175,31 @@ class FolderVolumes(VolumeData, FolderImages):
         """Return the memory that reading and preparing one volume of the site takes, at most."""
         return reading_takes(chain.from_iterable(self.datalist.splits.values()), PREPARED)
 
-    @abstractmethod
-    def prepare(self, split: str, sample: Sample) -> Arrays:
-        """Return the arrays that stay of a sample, see :meth:`read_sample`."""
-
     def parts(self, split: str, index: int) -> Arrays:
         sample = self.datalist.splits[split][index]
         with _TURNS[hash(sample) % len(_TURNS)]:
             if self._on_disk is None:
                 return self.keep_in_memory(split, sample)
-            task, reading = self.task, self.reading
             how = [
-                *(getattr(task, name, None) for name in AS_PREPARED), self.coding, task.annotated, reading.drawn_on,
-                self.max_image_bytes, sample.spacing, reading.channels, reading.width,
+                *(getattr(self.task, name, None) for name in AS_PREPARED), self.coding, self.task.annotated,
+                self.reading.drawn_on, self.max_image_bytes, sample.spacing, self.reading.channels, self.reading.width,
             ]  # fmt: skip
-            files = [image_file(path) for path in (*sample.files, sample.mask) if path is not None]
-            return self._on_disk.arrays(repr(how), files, partial(self.prepare, split, sample))
+            return self._on_disk.arrays(
+                repr(how), [image_file(path) for path in (*sample.files, sample.mask) if path is not None],
+                partial(self.prepare, split, sample),
+            )  # fmt: skip
 
-    def _pixels(self, sample: Sample, split: str) -> str:
+    def _pixels(self, sample: Sample, split: str) -> bytes:
         # Without the job's settings: every job must find the same.
-        plain = Reading(channels=self.reading.channels, width=self.reading.width)
-        whole = read_whole(sample, masked=False, site=self.site, split=split, max_bytes=self.max_image_bytes, how=plain)
-        return hashlib.sha256(whole.image.tobytes()).hexdigest()
+        how = Reading(channels=self.reading.channels, width=self.reading.width)
+        return read_whole(sample, masked=False, **self.read_arguments(split, how)).image.tobytes()
 
     def read_sample(self, sample: Sample, split: str, how: Reading | None = None) -> Whole:
         """Read the volume of a sample, with its mask if it has one."""
         check_stop()
-        return read_whole(
-            sample, masked=sample.mask is not None, site=self.site, split=split,
-            max_bytes=self.max_image_bytes, how=how or self.reading,
-        )  # fmt: skip
+        return read_whole(sample, masked=sample.mask is not None, **self.read_arguments(split, how))
 
-    def num_volumes(self, split: str) -> int:
-        """Return the number of volumes in a list."""
-        return len(self.datalist.splits[self.check_split(split)])
+    num_volumes = FolderImages.num_samples  # whatever a subclass cuts them into
 
     def original(self, split: str, number: int) -> tuple[Hashable, Whole]:
         """Return the patient and a volume with its mask, neither scaled nor resampled."""
@@ -227,16 +217,13 @@ class PhantomVolumes(VolumeData):
         self.drawn = source("volumes").patients(
             site, size=DRAWN_SIZE, seed=seed, cases=cases, channels=task.in_channels
         )
-        listed = ", ".join(f"{len(self.drawn[split])} {split}" for split in SPLITS)
-        self.description = f"SYNTHETIC {what}, not patient data: {listed} volumes"
+        self.description = f"{describe_drawn(what, {split: len(self.drawn[split]) for split in SPLITS})} volumes"
         self._held: dict[tuple[str, int], Arrays] = {}
 
     def num_samples(self, split: str) -> int:
         return len(self.drawn[self.check_split(split)])
 
-    def num_volumes(self, split: str) -> int:
-        """Return the number of volumes in a list."""
-        return len(self.drawn[self.check_split(split)])
+    num_volumes = num_samples  # whatever a subclass cuts them into
 
     def takes(self) -> int:
         """Return the memory that one volume takes beside those that are in memory already."""

@@ -10,6 +10,7 @@ from pydantic import Field
 from fairflare.base.settings import settings
 from fairflare.data.datalist import Datalist, Sample
 from fairflare.tasks.base import SiteData
+from fairflare.tasks.images import Factor
 from fairflare.tasks.shared.classes import ClassSite, ClassTask, LabelledImages
 from fairflare.tasks.volumes.base import FolderVolumes, PhantomVolumes, VolumeSettings
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from fairflare.data.decoded import Arrays
     from fairflare.data.whole_volumes import Whole
 
-Factor = Annotated[float, Field(strict=True, gt=0, le=1000)]
 LESION = 2  # label of lesions in the phantom's masks
 Edge = Annotated[int, Field(strict=True, ge=32)]
 
@@ -67,8 +67,9 @@ class VolumeClassificationTask(VolumeSettings, ClassTask):
 
     def open_phantom(self, site: str, settings: ClassSite) -> SiteData:
         self.check_phantom_fits(site, "abdomen", "2 classes", self.classes == len(self.drawn_classes))
-        seed = self.phantom_seed if settings.phantom_seed is None else settings.phantom_seed
-        return PhantomVolumeClasses(self, site, seed, self.phantom_cases, "abdomen phantom")
+        return PhantomVolumeClasses(
+            self, site, settings.seed_or(self.phantom_seed), self.phantom_cases, "abdomen phantom"
+        )
 
 
 class FolderVolumeClasses(FolderVolumes, LabelledImages):
@@ -89,9 +90,9 @@ class PhantomVolumeClasses(PhantomVolumes):
     def class_counts(self, split: str) -> torch.Tensor:
         import torch
 
-        classes = [int((volume.label == LESION).any()) for volume in self.drawn[self.check_split(split)]]
-        return torch.from_numpy(np.bincount(classes, minlength=2))
+        sick = sum(bool((volume.label == LESION).any()) for volume in self.drawn[self.check_split(split)])
+        return torch.tensor([self.num_samples(split) - sick, sick])
 
     def keep_arrays(self, volume: Any, whole: Whole) -> Arrays:
-        image = self.task.place_volume(whole, "phantom", self.site)
-        return {"image": image.numpy(), "label": np.array(int((volume.label == LESION).any()))}
+        image = self.task.place_volume(whole, "phantom", self.site).numpy()
+        return {"image": image, "label": np.array(int((volume.label == LESION).any()))}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable
 from multiprocessing.pool import ThreadPool
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fairflare.base.machine.memory import print_progress, workers
 from fairflare.core.plans.counts import Case, foreground
@@ -14,10 +15,7 @@ from fairflare.core.plans.document import AXES
 from fairflare.data.orientation import orient_view
 from fairflare.data.whole_volumes import Whole
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-Histograms = dict[int, "npt.NDArray[np.float64]"]
+Histograms = dict[int, npt.NDArray[np.float64]]
 
 
 def fingerprint(whole: Whole, labels: Collection[int], of_ct: Collection[int]) -> tuple[Case, Histograms]:
@@ -30,17 +28,17 @@ def fingerprint(whole: Whole, labels: Collection[int], of_ct: Collection[int]) -
     """
     affine = np.eye(4) if whole.affine is None else whole.affine
     image, lies = orient_view(np.moveaxis(crop_zeros(whole).image, 0, -1), affine, AXES)
-    spacing = tuple(np.linalg.norm(lies[:3, :3], axis=0).tolist())
     inside = np.isin(whole.mask if whole.mask is not None else 0, [*labels])
-    intensities = {number: foreground(whole.image[number], inside) for number in of_ct}
-    return Case(spacing, image.shape[:3], image.size / whole.image.size), intensities
+    case = Case(tuple(np.linalg.norm(lies[:3, :3], axis=0).tolist()), image.shape[:3], image.size / whole.image.size)
+    return case, {number: foreground(whole.image[number], inside) for number in of_ct}
 
 
 def crop_zeros(whole: Whole) -> Whole:
     """Return the box of a volume outside which all channels are 0; the volume itself where they are 0 everywhere."""
-    there = (whole.image != 0).any(0)
-    ends = [np.flatnonzero(there.any(tuple({0, 1, 2} - {axis}))) for axis in range(3)]
-    box = tuple(slice(int(along[0]), int(along[-1]) + 1) if len(along) else slice(0, None) for along in ends)
+    from scipy.ndimage import find_objects
+
+    boxes = find_objects((whole.image != 0).any(0).view(np.uint8))
+    box = boxes[0] if boxes else (slice(0, None),) * 3
     start, affine = [along.start for along in box], whole.affine
     lies = None if affine is None else affine + np.pad((affine[:, :3] @ start)[:, None], ((0, 0), (3, 0)))
     return Whole(whole.image[:, box[0], box[1], box[2]], None if whole.mask is None else whole.mask[box], lies)

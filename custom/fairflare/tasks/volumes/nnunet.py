@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
+from fairflare.base.checks import refuse
 from fairflare.base.settings import BelowOne, Fraction, settings
 from fairflare.core.plans.rules import resampled_size
 from fairflare.tasks.volumes.fingerprint import crop_zeros
@@ -81,15 +82,13 @@ class NnUNetTask(VolumeSegmentationTask):
                 raise ValueError(f"plan {self.plan!r} cannot be read as JSON: {error}") from None
         channels = len(self.planned.full.normalization_schemes)
         super().__post_init__()
-        if channels != self.in_channels:
-            raise ValueError(
-                f"plan is for {channels} channel(s), and the run has channels={list(self.channels or ())}; name as many"
-            )
-        if self.exclusive and len(set().union(*self.structures)) < sum(len({*one}) for one in self.structures):
-            raise ValueError(
-                f"output=softmax needs structures without a common label, got labels={self.structures}; name each "
-                "label once, or set output=sigmoid"
-            )
+        refuse({
+            f"plan is for {channels} channel(s), and the run has channels={list(self.channels or ())}; name as many":
+                channels != self.in_channels,
+            f"output=softmax needs structures without a common label, got labels={self.structures}; name each "
+            "label once, or set output=sigmoid":
+                self.exclusive and len(set().union(*self.structures)) < sum(len({*one}) for one in self.structures),
+        })  # fmt: skip
 
     @cached_property
     def planned(self) -> NnUNetPlan:
@@ -113,8 +112,8 @@ class NnUNetTask(VolumeSegmentationTask):
 
     def output_tensors(self) -> Sequence[str]:
         """Return the names of the tensors of all outputs, one layer for each resolution."""
-        heads = len(self.planned.full.network["strides"]) - 1
-        return [f"decoder.seg_layers.{head}.{kind}" for head in range(heads) for kind in ("weight", "bias")]
+        heads = range(len(self.planned.full.network["strides"]) - 1)
+        return [f"decoder.seg_layers.{head}.{kind}" for head in heads for kind in ("weight", "bias")]
 
     def training_settings(self, given: Collection[str] = ()) -> dict[str, Any]:
         """Return nnU-Net's settings of training; a round has 25 steps, where its epoch has 250."""
@@ -192,13 +191,11 @@ class NnUNetTask(VolumeSegmentationTask):
 
         both: Any = {"keys": ("image", "label"), "mode": ("bilinear", "nearest"), "padding_mode": "zeros"}
         flat, turn, scale = max(self.patch_size) / self.patch_size[0] > FLAT, radians(30), (-0.3, 0.4)
-        turns = [radians(180), 0.0, 0.0] if flat else [turn] * 3
-        sigma: dict[str, Any] = {f"sigma_{axis}": (0.5, 1.0) for axis in "xyz"}
         return Compose([
-            RandAffined(prob=0.2, rotate_range=turns, cache_grid=False, **both),
+            RandAffined(prob=0.2, rotate_range=[radians(180), 0, 0] if flat else [turn] * 3, cache_grid=False, **both),
             RandAffined(prob=0.2, scale_range=[(0, 0) if flat else scale, scale, scale], cache_grid=False, **both),
             RandGaussianNoised("image", prob=0.1, std=0.1**0.5),
-            RandGaussianSmoothd("image", prob=0.2, **sigma),
+            RandGaussianSmoothd("image", prob=0.2, sigma_x=(0.5, 1.0), sigma_y=(0.5, 1.0), sigma_z=(0.5, 1.0)),
             RandScaleIntensityd("image", prob=0.15, factors=0.25),
             RandScaleIntensityFixedMeand("image", prob=0.15, factors=0.25, preserve_range=True),
             RandSimulateLowResolutiond("image", prob=0.25, zoom_range=(0.5, 1.0)),
@@ -248,8 +245,7 @@ class NnUNetTask(VolumeSegmentationTask):
         """Return 1 - Dice of the annotated structures, summed over the given axes."""
         probable, targets = self.chosen(self.probabilities(outputs)), self.chosen(targets)
         probable, targets = probable.masked_fill(targets < 0, 0), targets.clamp(min=0)
-        both = (probable * targets).sum(dims)
-        return 1 - (2 * both + SMOOTH) / (probable.sum(dims) + targets.sum(dims) + SMOOTH)
+        return 1 - (2 * (probable * targets).sum(dims) + SMOOTH) / (probable.sum(dims) + targets.sum(dims) + SMOOTH)
 
 
 def entropies_of_classes(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

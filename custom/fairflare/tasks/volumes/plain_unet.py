@@ -6,7 +6,8 @@ MONAI's ``DynUNet`` is another network where kernels differ: its decoder takes t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from itertools import accumulate
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -45,8 +46,10 @@ class PlainUNet(nn.Module):
         dimensions = len(kernels[0])
         conv, upsampling = (getattr(nn, f"{kind}{dimensions}d") for kind in ("Conv", "ConvTranspose"))
         self.encoder, self.decoder = nn.Module(), nn.Module()
-        stages = zip(convolutions[0], [in_channels, *features[:-1]], features, kernels, strides, strict=True)
-        self.encoder.stages = nn.ModuleList(nn.Sequential(_Stage(*stage)) for stage in stages)
+        self.encoder.stages = nn.ModuleList(
+            nn.Sequential(_Stage(*stage))
+            for stage in zip(convolutions[0], [in_channels, *features[:-1]], features, kernels, strides, strict=True)
+        )
         below, beside = features[:0:-1], features[-2::-1]
         self.decoder.stages = nn.ModuleList(
             _Stage(count, 2 * width, width, kernel, [1] * dimensions)
@@ -63,23 +66,16 @@ class PlainUNet(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        encoder, decoder = (_lists(part) for part in (self.encoder, self.decoder))
-        skips = [images]
-        for stage in encoder["stages"]:
-            skips.append(stage(skips[-1]))
+        encoder, decoder = (cast("Any", part) for part in (self.encoder, self.decoder))
+        skips = [*accumulate(encoder.stages, lambda values, stage: stage(values), initial=images)]
         values, results = skips.pop(), list[torch.Tensor]()
-        for up, stage, head in zip(*(decoder[name] for name in ("transpconvs", "stages", "seg_layers")), strict=True):
+        for up, stage, head in zip(decoder.transpconvs, decoder.stages, decoder.seg_layers, strict=True):
             values = stage(torch.cat((up(values), skips.pop()), 1))
             if self.training or not len(skips) > 1:
                 results.insert(0, head(values))
-        outputs = results[0]
         if self.training:
-            vars(outputs)["coarser"] = results[1:]
-        return outputs
-
-
-def _lists(module: nn.Module) -> dict[str, Any]:
-    return dict(module.named_children())
+            vars(results[0])["coarser"] = results[1:]
+        return results[0]
 
 
 class _Stage(nn.Module):

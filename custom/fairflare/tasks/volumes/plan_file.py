@@ -97,8 +97,10 @@ def read_plan(document: Any) -> NnUNetPlan:
         part = part[key]
     full = _read(Planned, part, ".".join(where))
     network, channels = full.architecture.arch_kwargs, len(full.normalization_schemes)
-    stages = {len(stage_list) for stage_list in (network.features_per_stage, network.kernel_sizes, network.strides)}
-    stages |= {len(network.n_conv_per_stage), len(network.n_conv_per_stage_decoder) + 1}
+    stages = {
+        *(len(entries) for entries in (network.features_per_stage, network.kernel_sizes, network.strides)),
+        len(network.n_conv_per_stage), len(network.n_conv_per_stage_decoder) + 1,
+    }  # fmt: skip
     divisors = [math.prod(along) for along in zip(*network.strides, strict=True)]
     raw, forward = part["architecture"]["arch_kwargs"], document.get("transpose_forward")
     refuse({
@@ -122,10 +124,12 @@ def read_plan(document: Any) -> NnUNetPlan:
     })  # fmt: skip
     name = "foreground_intensity_properties_per_channel"
     figures = document.get(name) or {}
-    of_ct = [number for number, scheme in enumerate(full.normalization_schemes) if scheme == CT]
     return NnUNetPlan(
         full, "".join(AXES[axis] for axis in forward),
-        {number: _read(Foreground, figures.get(str(number)), f"{name}.{number}") for number in of_ct},
+        {
+            number: _read(Foreground, figures.get(str(number)), f"{name}.{number}")
+            for number, scheme in enumerate(full.normalization_schemes) if scheme == CT
+        },
     )  # fmt: skip
 
 

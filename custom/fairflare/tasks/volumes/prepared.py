@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from monai.data import MetaTensor
+from monai.data.utils import compute_shape_offset, zoom_affine
+from monai.transforms import Spacing
 
 from fairflare.tasks.scores.dice_scores import Origin
-
-if TYPE_CHECKING:
-    from monai.data import MetaTensor
 
 BRICK = 16  # side of the cubes in which volumes are stored, in voxels
 DRAWN = 10_000  # number of voxels of each structure that are kept as middles of patches
 SEED = 20_000  # of their choice, the same for every volume
-Place = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -45,15 +44,9 @@ class Prepared:
         """Return the size of a voxel for the evaluation."""
         return Origin(None, None, "pad", tuple(self.spacing.tolist()) or None)
 
-    @property
-    def shape(self) -> Place:
-        """Return the number of voxels along each axis."""
-        x, y, z = self.size.tolist()
-        return x, y, z
-
     def whole(self, name: str) -> torch.Tensor:
         """Return the whole ``"image"`` or ``"label"``."""
-        return self.cut(name, (0, 0, 0), self.shape)
+        return self.cut(name, (0, 0, 0), self.size.tolist())
 
     def cut(self, name: str, start: Sequence[int], size: Sequence[int]) -> torch.Tensor:
         """Return the part of the ``"image"`` or ``"label"`` that begins at a voxel and has a size, as a copy."""
@@ -64,7 +57,7 @@ class Prepared:
         inner = (slice(None), *(slice(a % BRICK, a % BRICK + n) for a, n in zip(start, size, strict=True)))
         return torch.from_numpy(np.array(lined[inner], order="C"))
 
-    def start(self, draws: Sequence[float], foreground: float, size: Sequence[int]) -> Place:
+    def start(self, draws: Sequence[float], foreground: float, size: Sequence[int]) -> tuple[int, ...]:
         """Return where a patch begins, by six numbers drawn evenly from [0, 1).
 
         With probability ``foreground`` the middle of the patch is a kept voxel, of a structure drawn evenly among those
@@ -73,12 +66,12 @@ class Prepared:
         inside, which, voxel, *place = draws
         sizes = np.diff(self.ends, prepend=0)
         present = np.flatnonzero(sizes)
-        middle = [int(part * length) for part, length in zip(place, self.shape, strict=True)]
+        lengths = self.size.tolist()
+        middle = [int(part * length) for part, length in zip(place, lengths, strict=True)]
         if inside < foreground and len(present):
             structure = present[int(which * len(present))]
             middle = self.voxels[self.ends[structure] - sizes[structure] + int(voxel * sizes[structure])].tolist()
-        x, y, z = (min(max(m - n // 2, 0), length - n) for m, n, length in zip(middle, size, self.shape, strict=True))
-        return x, y, z
+        return tuple(min(max(m - n // 2, 0), length - n) for m, n, length in zip(middle, size, lengths, strict=True))
 
 
 def bricks(volume: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -127,18 +120,14 @@ def zoom_volume(volume: MetaTensor, spacing: Sequence[float], nearest: bool) -> 
         spacing: size of the new voxels along each axis in mm.
         nearest: whether a new voxel gets the value of the nearest old one; else values are interpolated linearly.
     """
-    from monai.data import MetaTensor
-    from monai.data.utils import compute_shape_offset, zoom_affine
-    from monai.transforms import Spacing
-
     affine = np.asarray(volume.affine, np.float64)
     wanted = np.asarray(zoom_affine(affine, np.asarray(spacing), diagonal=False))
     shape, offset = compute_shape_offset(volume.shape[1:], affine, wanted, scale_extent=False)
     wanted[:3, 3] = offset[:3]
     step = np.linalg.solve(affine, wanted)
     if not np.allclose(step[:3, :3], np.diag(np.diag(step)[:3]), atol=ANGLE):
-        resample = Spacing(pixdim=spacing, mode="nearest" if nearest else "bilinear", padding_mode="border")
-        new = cast("MetaTensor", resample(volume))
+        mode = "nearest" if nearest else "bilinear"
+        new = cast("MetaTensor", Spacing(pixdim=spacing, mode=mode, padding_mode="border")(volume))
         return MetaTensor(new.as_tensor().to(volume.dtype), affine=new.affine) if nearest else new
     values = volume.as_tensor()
     for axis in sorted(range(3), key=lambda k: shape[k] / volume.shape[k + 1]):

@@ -23,7 +23,7 @@ from fairflare.data.intensity import counts_of
 from fairflare.data.orientation import orient_view
 from fairflare.data.whole_volumes import Whole, read_labels
 from fairflare.tasks.base import Batches, SiteData, evaluating
-from fairflare.tasks.images import read_all
+from fairflare.tasks.images import Widths, read_all
 from fairflare.tasks.scores.dice_scores import BatchOf, Origin
 from fairflare.tasks.shared.structures import SegmentationSite, StructureTask
 from fairflare.tasks.volumes.base import FolderVolumes, PhantomVolumes, VolumeData, VolumeSettings
@@ -43,7 +43,6 @@ CUT = ("training", UNLABELLED)  # lists whose samples are patches
 FIXED, HALF = 50, 0.5  # patches of each volume where validation is on fixed ones, and the share of them in structures
 STEP = 16  # divisor of a side, which the network's poolings halve four times
 Edge = Annotated[int, Field(strict=True, ge=32, multiple_of=STEP)]
-Widths = tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt]
 
 
 @settings
@@ -100,9 +99,8 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
     def build_unet(self) -> torch.nn.Module:
         import torch
 
-        model = super().build_unet()
-        last: Any = model.final_conv
-        torch.nn.init.constant_(last.bias, RARE)
+        model: Any = super().build_unet()
+        torch.nn.init.constant_(model.final_conv.bias, RARE)
         return model
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -121,8 +119,9 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
     def structure_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         import torch
 
-        every = [cross_entropies(outputs[:, [k]], targets[:, [k]]).mean() for k in self.known(range(self.num_classes))]
-        return super().structure_losses(outputs, targets) + torch.stack(every)
+        return super().structure_losses(outputs, targets) + torch.stack(
+            [cross_entropies(outputs[:, [k]], targets[:, [k]]).mean() for k in self.known(range(self.num_classes))]
+        )
 
     def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the sum of Dice loss and binary cross-entropy for each patch or volume, (n,)."""
@@ -139,18 +138,18 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
 
         size = inputs[:, 0].numel() * self.num_classes * torch.float32.itemsize
         gpu = inputs.is_cuda and size > torch.cuda.get_device_properties(inputs.device).total_memory / 4
-        for at_once in (max(1, self.windows >> halved) for halved in range(self.windows.bit_length())):
+        at_once = self.windows
+        while True:
             window = SlidingWindowInferer(
                 self.patch_size, at_once, self.overlap, mode="gaussian", device="cpu" if gpu else None
             )
             try:
-                found: torch.Tensor = window(inputs, model)
-                break
+                return window(inputs, model)
             except torch.cuda.OutOfMemoryError:
                 if at_once == 1:
                     raise
                 torch.cuda.empty_cache()
-        return found
+                at_once //= 2
 
     def windows_in(self, shape: Sequence[float]) -> int:
         """Return the number of sliding windows of a volume with this number of voxels along each axis."""
@@ -179,9 +178,8 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
         model.zero_grad(set_to_none=True)
         windows = [self.windows_in(shape) for shape in shapes]
         validated = FIXED * len(windows) if max(windows) > MOST_WINDOWS else sum(windows)
-        coarser = max(self.windows_in([length / 2 for length in shape]) for shape in shapes)
         return {
-            "windows": [max(windows), coarser],
+            "windows": [max(windows), max(self.windows_in([length / 2 for length in shape]) for shape in shapes)],
             "seconds": [round(s * n, 3) for s, n in zip(seconds, (samples, samples, validated), strict=True)],
         }
 
@@ -240,8 +238,7 @@ class _Patches(VolumeData):
 
     def item(self, split: str, index: int) -> Mapping[str, Any]:
         volume = self.volume(split, index)
-        spacing = tuple(volume.spacing.tolist()) or None
-        return {"image": volume.whole("image"), "label": volume.whole("label"), "spacing": spacing}
+        return {"image": volume.whole("image"), "label": volume.whole("label"), "spacing": volume.origin.spacing}
 
     def prepare_volume(self, whole: Whole, sample: Sample, structured: Structured) -> Arrays:
         """Return a volume and its targets as the task's networks get them, as parts of :class:`Prepared`."""
@@ -249,27 +246,22 @@ class _Patches(VolumeData):
 
         targets = self.task.targets(whole, structured, sample, self.site)  # first, as more is in memory after the image
         image = self.task.place_volume(whole, sample.image.name, self.site)
-        spacing = () if whole.affine is None else image.pixdim.tolist()
-        return prepare_parts(image.numpy(), targets.numpy(), spacing)
+        return prepare_parts(image.numpy(), targets.numpy(), () if whole.affine is None else image.pixdim.tolist())
 
     def num_samples(self, split: str) -> int:
-        count = super().num_samples(split)  # type: ignore[safe-super]
-        return count * self.task.patches if split in CUT else count
+        return super().num_samples(split) * (self.task.patches if split in CUT else 1)  # type: ignore[safe-super]
 
     def batches(
         self, split: str, *, batch_size: int, shuffle_seed: int | None = None, augment: bool = False
     ) -> Batches:
-        import torch
-        from torch.utils.data import DataLoader
-
-        from fairflare.tasks.batches import Augmented
+        from fairflare.tasks.batches import Augmented, load_batches
 
         checks.whole("batch_size", batch_size)
         if split == VALIDATION_PATCHES:
             return self._cut("validation", range(FIXED * self.num_samples("validation")), batch_size, 0, FIXED, HALF)
-        order: Any = self.order(self.check_split(split), shuffle_seed)
+        order = self.order(self.check_split(split), shuffle_seed)
         if split not in CUT:
-            return DataLoader(order, 1, collate_fn=partial(self._whole, split), generator=torch.Generator())
+            return load_batches(order, 1, partial(self._whole, split))
         inside = 0.0 if split == UNLABELLED else self.task.foreground
         batches = self._cut(split, order, batch_size, shuffle_seed or 0, self.task.patches, inside)
         if not augment or not self.task.augmentation:
@@ -291,16 +283,13 @@ class _Patches(VolumeData):
             each: number of patches of each volume.
             inside: share of the patches whose middle lies in a structure.
         """
-        import torch
-        from torch.utils.data import DataLoader
+        from fairflare.tasks.batches import load_batches
 
         draws = np.random.default_rng(seed).random((len(order), 6))
         if self.task.by_batch:
             draws[:, 0] = np.arange(len(order)) % size < round(size * (1 - inside))
-        places: Any = [*zip((number // each for number in order), draws.tolist(), strict=True)]
-        return DataLoader(
-            places, size, collate_fn=partial(self._patches, split, inside), generator=torch.Generator()
-        )  # fmt: skip
+        places = [*zip((number // each for number in order), draws.tolist(), strict=True)]
+        return load_batches(places, size, partial(self._patches, split, inside))
 
     def _patches(self, split: str, inside: float, places: Sequence[tuple[int, list[float]]]) -> Batch:
         import torch
@@ -365,8 +354,11 @@ class PhantomPatches(_Patches, PhantomVolumes):
 
         nested = self.task.labels is None and not self.task.exclusive
         labels = [[1, 2], [2]][: self.task.num_classes] if nested else self.task.structures
-        structured = Structured(labels, {0: 0, 1: 1, 2: 2}, self.site, "none", self.task.ignore)
-        return self.prepare_volume(whole, Sample(Path("phantom"), Path("phantom")), structured)
+        return self.prepare_volume(
+            whole,
+            Sample(Path("phantom"), Path("phantom")),
+            Structured(labels, {0: 0, 1: 1, 2: 2}, self.site, "none", self.task.ignore),
+        )
 
 
 def cross_entropies(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

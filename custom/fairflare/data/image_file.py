@@ -394,8 +394,10 @@ def image_file(path: Path) -> ImageFile:
     """
     status = path.stat()
     is_folder = S_ISDIR(status.st_mode)
-    states = [(file.st_mtime_ns, file.st_size) for file in (map(Path.stat, path.iterdir()) if is_folder else [status])]
-    return _image_file(path, is_folder, max(states, default=(0, 0))[0], sum(size for _, size in states))
+    states = [file.stat() for file in path.iterdir()] if is_folder else [status]
+    return _image_file(
+        path, is_folder, max((state.st_mtime_ns for state in states), default=0), sum(state.st_size for state in states)
+    )
 
 
 @lru_cache(maxsize=4096)

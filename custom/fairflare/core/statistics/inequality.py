@@ -325,7 +325,7 @@ def _compare(
     )  # fmt: skip
 
 
-def _p_value(drawn: Array, measured: float) -> float:
+def _p_value(drawn: Array, measured: Array | float) -> float:
     """Return the share of drawn statistics that are at least as large as the measured one, which counts as drawn."""
     return (1 + int((drawn >= measured * (1 - _TIE) - _TIE).sum())) / (len(drawn) + 1)
 

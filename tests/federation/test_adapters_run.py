@@ -19,7 +19,7 @@ from fairflare.core.features.adapting import network_of
 from fairflare.core.features.layers import layer_of
 from fairflare.exchange.staging import Staging
 from fairflare.federation.plan.plan import make_plan
-from fairflare.federation.plan.refusals import facts_of, refuse
+from fairflare.federation.plan.refusals import facts_of, refuse_run
 from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.federation.server.rounds import RoundFailed
 from fairflare.federation.site.worker import SiteWorker
@@ -112,10 +112,10 @@ def test_a_job_that_was_changed_by_hand_is_refused_too() -> None:
 
     task = ClassificationTask(network="vit_mini", image_size=(32, 32), patch_size=8, adapters="lora")
     with pytest.raises(ValueError, match="Momentum makes a step of its own"):
-        refuse(facts_of(RunSettings(), Momentum(), None, task))
+        refuse_run(facts_of(RunSettings(), Momentum(), None, task))
     rules: list[Rule] = [FedAvg(), Momentum()]
     for rule, other in itertools.product(rules, (None, ClassificationTask())):
-        refuse(facts_of(RunSettings(), rule, None, other))
+        refuse_run(facts_of(RunSettings(), rule, None, other))
 
 
 @pytest.mark.long

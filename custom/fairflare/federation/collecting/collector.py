@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from fairflare.base.checks import printable, refuse_if
+from fairflare.base.checks import printable, refuse, refuse_if
 from fairflare.base.disk.temporary import OwnedFolder
 from fairflare.base.machine.threads import one_thread
 from fairflare.base.site_data import UNLABELLED
@@ -34,7 +34,7 @@ from fairflare.federation.collecting.influence import Influence
 from fairflare.federation.collecting.received_state import Incoming, Shape
 from fairflare.federation.collecting.received_state import LikeReceived as LikeReceived
 from fairflare.federation.plan.bounds import Bounds
-from fairflare.federation.plan.refusals import refuse
+from fairflare.federation.plan.refusals import refuse_run
 from fairflare.federation.site.replies import (
     COUNTS,
     IN_REPORT,
@@ -109,6 +109,7 @@ class _Round:
     num_rounds: int = 1
     asked: list[str] = field(default_factory=list)
     received: State | None = None
+    shape: Shape | None = None
     trained: dict[str, Training] = field(default_factory=dict)  # answers to ``train``, whose models are staged
     anchor_reports: dict[str, dict[str, Any]] = field(default_factory=dict)
     rejected: dict[str, str] = field(default_factory=dict)
@@ -170,12 +171,11 @@ class Collector:
     ) -> None:
         self.rule, self.seed = rule, seed % 2**63  # a run's seed may be negative, a generator's may not
         self.bounds = bounds or Bounds()
-        refuse({**vars(self.bounds), "rule": type(rule).__name__, "only_mean": rule.only_mean})
+        refuse_run({**vars(self.bounds), "rule": type(rule).__name__, "only_mean": rule.only_mean})
         self._temporary = OwnedFolder("staging") if folder is None else None
         self.staging = Staging(self._temporary.path if self._temporary else folder or Path(), memory)
         self.metrics, self.sums, self.context = metrics, sums, context
         self._round, self._influence = _Round(), Influence(self.bounds)
-        self._shape: Shape | None = None
 
     def begin(
         self, current_round: int, num_rounds: int, *, shape: Shape, received: State | None, sites: Sequence[str] = (),
@@ -193,10 +193,9 @@ class Collector:
         """
         self.rule = rule or self.rule
         self.staging.clear()
-        self._round = _Round(current_round, num_rounds, sorted(sites), received)
-        self._shape = shape
-        training = {site: has["training"] for site, has in self.context.reported.items() if has.get("training")}
-        self._influence = Influence(self.bounds, num_sites, training)
+        self._round = _Round(current_round, num_rounds, sorted(sites), received, shape)
+        known = {site: has["training"] for site, has in self.context.reported.items() if has.get("training")}
+        self._influence = Influence(self.bounds, num_sites, known)
 
     def set_round(self, current_round: int) -> None:
         """Set the number of the current round.
@@ -208,7 +207,7 @@ class Collector:
     def clear(self) -> None:
         """Remove the local models of the round, and drop the reference to the model that the sites received."""
         self.staging.clear()
-        self._round.received = self._shape = None
+        self._round.received = self._round.shape = None
         self._influence = Influence(self.bounds)
 
     def close(self) -> None:
@@ -240,14 +239,17 @@ class Collector:
         also a missing or doubtful number of steps), or a global model that has hardly moved.
         """
         trained = sorted(self._round.trained.items())
-        unmoved = [
-            Warned(site, "unchanged", 0.0, 0.0, f"its {training.num_steps} steps {LEFT}")
-            for site, training in trained
-            if not training.moved
-        ]
         odd = self._round.counts.odd if self._round.counts.looked_at else {}
-        counted = [Warned(site, "count", 1.0, 1.0, odd[site]) for site, _ in trained if site in odd]
-        return [*self._influence.warnings, *unmoved, *counted, *short_step(self._round.step)]
+        return [
+            *self._influence.warnings,
+            *(
+                Warned(site, "unchanged", 0.0, 0.0, f"its {training.num_steps} steps {LEFT}")
+                for site, training in trained
+                if not training.moved
+            ),
+            *(Warned(site, "count", 1.0, 1.0, odd[site]) for site, _ in trained if site in odd),
+            *short_step(self._round.step),
+        ]
 
     # -- reading what a site sent
 
@@ -257,28 +259,31 @@ class Collector:
         Raises:
             ReportError: the answer cannot be used (names site, field and value).
         """
-        if site in self._round.trained:
-            raise ReportError(f"site {site!r} answered twice in round {self._round.number}")
+        refuse({
+            f"site {site!r} answered twice in round {self._round.number}": site in self._round.trained,
+        }, ReportError)  # fmt: skip
         meta = read_head(site, message, self._round.number)
-        if self.sums is None and not isinstance(message.params, Mapping):
-            raise ReportError(f"site {site!r} sent no model")
-        if self.sums is not None and message.params is not None:
-            raise ReportError(f"site {site!r} sent its model, which stays there with secure sums: it is not used")
+        refuse({
+            f"site {site!r} sent no model": self.sums is None and not isinstance(message.params, Mapping),
+            f"site {site!r} sent its model, which stays there with secure sums: it is not used":
+                self.sums is not None and message.params is not None,
+        }, ReportError)  # fmt: skip
         stats = read_stats(site, meta)
         alone = stats[WITHOUT_LABELS] is True  # such a site trains without the method's terms, and reports nothing
         report = {} if alone else _report(site, meta, stats, self.rule.report_fields)
-        numbers_in_report = read_report(meta, COUNTS, site)
-        counts = {name: None if count is None else int(count) for name, count in numbers_in_report.items()}
+        counts = {name: n if n is None else int(n) for name, n in read_report(meta, COUNTS, site).items()}
         if not alone:
             report = self.rule.check_report(report, site, counts["num_steps"])
             self._hold(site, report, counts["num_samples"])
-        assert self._shape is not None
+        assert self._round.shape is not None
         nothing = Incoming({}, dict[str, torch.Tensor]().__getitem__)
-        state = nothing if self.sums is not None else read_state(self._shape, message, site, self.staging)
+        state = nothing if self.sums is not None else read_state(self._round.shape, message, site, self.staging)
         known = self.metrics
         cells = [] if known is None else read_metrics(site, message.metrics, known, OF_TRAINING, needed=not alone)
-        if not state.moved and not counts["num_steps"]:
-            raise ReportError(f"site {site!r}: it {SENT_BACK} and counts no step; it does not count as trained")
+        refuse_if(site, {
+            f"it {SENT_BACK} and counts no step; it does not count as trained":
+                not state.moved and not counts["num_steps"],
+        })  # fmt: skip
         return Training(site, state, report, cells, stats, **counts, notes=state.notes, moved=state.moved)
 
     def read_anchor(self, site: str, message: Message) -> dict[str, Any]:
@@ -287,11 +292,10 @@ class Collector:
         Raises:
             ReportError: the answer cannot be used, or the site has no model in this round.
         """
-        if site not in self._round.trained:
-            raise ReportError(
-                f"site {site!r} reports about the anchor (the average of the local models), but no model of its own "
-                "was accepted in this round"
-            )
+        refuse({
+            f"site {site!r} reports about the anchor (the average of the local models), but no model of its own was "
+            "accepted in this round": site not in self._round.trained,
+        }, ReportError)  # fmt: skip
         meta = read_head(site, message, self._round.number)
         assert isinstance(self.rule, TwoPhase), "nobody else asks"
         report = _report(site, meta, read_stats(site, meta), self.rule.anchor_fields)
@@ -350,10 +354,11 @@ class Collector:
 
     def require(self, min_sites: int) -> None:
         """Raise :class:`QuorumError` with every site's reason when the round has fewer than ``min_sites`` results."""
-        if (usable := len(self._round.trained)) < min_sites:
-            where = f"{type(self.rule).__name__}, round {self._round.number}"
-            why = reasons(self.rejected.items()) or "no answer"
-            raise QuorumError(f"{where}: {usable} usable result(s) of min_sites={min_sites} ({why})")
+        usable = len(self._round.trained)
+        refuse({
+            f"{self._where}: {usable} usable result(s) of min_sites={min_sites} "
+            f"({reasons(self.rejected.items()) or 'no answer'})": usable < min_sites,
+        }, QuorumError)  # fmt: skip
 
     def anchor_model(self) -> dict[str, torch.Tensor]:
         """Return the plain mean of the round's local models (Fed-LWR, Eq. 1): uniform, not by sample counts."""
@@ -374,8 +379,8 @@ class Collector:
         Raises:
             RuntimeError: the rule gives no weights.
         """
-        assert self._shape is not None
-        received, stays, rule = self._round.received, self._shape.stays, self.rule
+        assert self._round.shape is not None
+        received, stays, rule = self._round.received, self._round.shape.stays, self.rule
         if received and stays.issuperset(received):
             return dict(received), Weighing()
         inputs = self.inputs()
@@ -386,15 +391,20 @@ class Collector:
             weighing = self._influence.bound_weighing(self._add_unlabelled(decided, inputs.sites))
         if not weighing.reports:
             weighing.reports = {s: values for s, report in inputs.reports.items() if (values := numbers(report))}
-        layout = layout_of(self._first()).items()
-        types = {name: dtype for name, (dtype, _) in layout if dtype.is_floating_point and name in inputs.parameters}
+        types = {
+            name: dtype
+            for name, (dtype, _) in layout_of(self._first()).items()
+            if dtype.is_floating_point and name in inputs.parameters
+        }
         of_buffers = weighing.buffers if self.sums is None else None
         movement = Movement(self._move, types, partial(inputs.start, rule), of_buffers, self.context.products)
-        form: dict[str, Any] = {"updates": self._shape.updates, "how": self.bounds.how, "movement": movement}
+        form: dict[str, Any] = {"updates": self._round.shape.updates, "how": self.bounds.how, "movement": movement}
         limits: dict[str, Any] = {"how": self.bounds.how, "bounded": self._influence.bound_made}
         if weighing.sites is not None:
-            shown = ", ".join(f"{site} {weight:.4f}" for site, weight in sorted(weighing.sites.items()))
-            log.info("round %d, weights: %s", self._round.number, shown)
+            log.info(
+                "round %d, weights: %s", self._round.number,
+                ", ".join(f"{site} {weight:.4f}" for site, weight in sorted(weighing.sites.items())),
+            )  # fmt: skip
         if self.sums is not None:
             weighing, mean = self.sums.mean(weighing, self._steps())
             state = self._model_of_sum(mean, **form)
@@ -450,8 +460,7 @@ class Collector:
     def inputs(self) -> RoundInputs:
         """Return the inputs of the rule for this round."""
         sites, trained, owner = self.labelled, self._round.trained, layers_of(self._first())
-        if not sites:
-            raise QuorumError(f"{type(self.rule).__name__}, round {self._round.number}: no site has labels")
+        refuse({f"{self._where}: no site has labels": not sites}, QuorumError)
         every, given = self.accepted, self._round.counts
         if not given:
             sample_counts = {site: trained[site].num_samples for site in sites}
@@ -461,7 +470,6 @@ class Collector:
             )
         bounded = self._influence.samples({site: given[site] for site in sites})
         self._round.counts = Counts({site: self._samples(site, bounded.get(site, 0)) for site in every}, given.odd)
-        by_name = frozenset(name for name in owner if not is_statistic(name))
         kinds = {field.name: field.measures for field in self.rule.report_fields if field.measures}
         metrics = self.context.footing.make_comparable({site: trained[site].metrics for site in sites})
         return RoundInputs(
@@ -479,12 +487,15 @@ class Collector:
             remembered=self._influence.remembered,
             moderated=self._influence.moderated,
             bounded=self._influence.bound_made,
-            parameters=by_name if self.context.parameters is None else self.context.parameters,
+            parameters=(
+                frozenset(name for name in owner if not is_statistic(name)) if self.context.parameters is None
+                else self.context.parameters
+            ),
             frozen=self.context.frozen,
-            updates=self._shape is not None and self._shape.updates,
+            updates=self._round.shape is not None and self._round.shape.updates,
             seed=self.seed,
             suppressed={site: list_suppressed(trained[site].stats, IN_REPORT) for site in sites},
-        )
+        )  # fmt: skip
 
     def _samples(self, site: str, labelled: float) -> float:
         """Return the number by which a site is weighted: its labelled samples, and a part of its unlabelled ones."""
@@ -516,6 +527,10 @@ class Collector:
             buffers=buffers and dict(sorted({**buffers, **none}.items())),
         )
 
+    @property
+    def _where(self) -> str:
+        return f"{type(self.rule).__name__}, round {self._round.number}"
+
     def count_by(self, counts: Counts) -> None:
         """Set the numbers by which the sites of this round are weighed, in place of their reported samples."""
         self._round.counts = counts
@@ -530,8 +545,8 @@ class Collector:
         return self._state(self.accepted[0]) if self.sums is None else self._round.received or {}
 
     def _state(self, site: str) -> State:
-        assert self._shape is not None
-        return self._shape.shape_state(self.staging.open(site))
+        assert self._round.shape is not None
+        return self._round.shape.shape_state(self.staging.open(site))
 
 
 def _report(site: str, meta: Mapping[str, Any], stats: Mapping[str, Any], fields: Sequence[Field]) -> dict[str, Any]:

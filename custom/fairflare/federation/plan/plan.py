@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.base.acting import idle
-from fairflare.base.checks import choice, site_names, unknown, whole
+from fairflare.base.checks import choice, refuse, site_names, unknown, whole
 from fairflare.base.disk.bundle_files import bundle_checksum, group_digits
 from fairflare.base.machine.child import run_in_child
 from fairflare.base.settings import build, field_names
 from fairflare.base.task import Task
 from fairflare.exchange.sent_tensors import ALL
 from fairflare.federation.plan.papers import find_published_setting, papers_of
-from fairflare.federation.plan.refusals import facts_of, refuse
+from fairflare.federation.plan.refusals import facts_of, refuse_run
 from fairflare.federation.plan.request import RunRequest
 from fairflare.federation.plan.request import Script as Script
 from fairflare.federation.plan.run_settings import BY_OPTION, LIKE_SETTINGS, RunSettings
@@ -142,8 +142,10 @@ def choose_method_and_task(request: RunRequest) -> Chosen:
         ValueError: a name is unknown, or a value is given twice.
     """
     method = method_of(request.rule, request.training) if request.method is None else get_method(request.method)
-    if request.small and request.paper is not None:
-        raise ValueError(f"paper={request.paper!r} needs small=False; set it, or leave paper out")
+    refuse({
+        f"paper={request.paper!r} needs small=False; set it, or leave paper out":
+            request.small and request.paper is not None,
+    })  # fmt: skip
     _refuse_twice(method, request)
     model = method if request.train_like is None else get_method(request.train_like)
     published = None if request.small else find_published_setting(model, request.paper)
@@ -202,8 +204,7 @@ def route_to_parts(
         ValueError: no part has such a setting.
     """
     method = chosen.method
-    wanted = {name: value for name, value in {**usual, **request.settings}.items() if name not in LIKE_SETTINGS}
-    rule, training, task = route_settings(wanted, method, chosen.task_class)
+    rule, training, task = route_settings({**usual, **request.settings}, method, chosen.task_class)
     keeps = method.learns if chosen.model is method and chosen.kind == method.task else method.keeps
     # The method's values for a component do not apply when the user replaced it by a component of another kind.
     of_method = {
@@ -235,9 +236,11 @@ def choose_run_and_sites(
         base = given | {key: value for key, value in {**names, **method.run}.items() if given[key] == plain[key]}
     run = RunSettings(**{**base, **wanted})
     sites = site_list(chosen.defaults.num_sites if request.sites == 0 else request.sites)
-    if sites is not None and run.min_sites > len(sites):
-        with_sums = " (with secure sums at least 3)" * bool(run.secure)
-        raise ValueError(f"min_sites={run.min_sites}{with_sums}, but the job has {len(sites)} site(s)")
+    with_sums = " (with secure sums at least 3)" * bool(run.secure)
+    refuse({
+        f"min_sites={run.min_sites}{with_sums}, but the job has {len(sites or ())} site(s)":
+            sites is not None and run.min_sites > len(sites),
+    })  # fmt: skip
     return run, sites
 
 
@@ -264,37 +267,37 @@ def build_parts(
     prescribed = {k: v for k, v in task.training_settings(request.settings).items() if k not in known}
     shared = {k: v for k, v in prescribed.items() if k in field_names(method.rule)}  # such as q-FedAvg's learning_rate
     with_rule = take_shared_values(method.training, request.rule)
-    with_training = take_shared_values(method.rule, request.training)
-    rule = request.rule or build(method.rule, {**method.server, **of_rule, **shared, **with_training})
+    rule = request.rule or build(
+        method.rule, {**method.server, **of_rule, **shared, **take_shared_values(method.rule, request.training)}
+    )
     training = request.training or build(method.training, {**of_method, **of_training, **prescribed, **with_rule})
     check_shared(rule, training)
     rule.check_run(run.num_rounds, None)
     training_alone = training
     if chosen.model is not method and type(training) is method.training:
-        by_user = {name: value for name, value in request.settings.items() if name not in LIKE_SETTINGS}
-        by_user = route_settings(by_user, method, chosen.task_class)[1]
+        by_user = route_settings(request.settings, method, chosen.task_class)[1]
         training_alone = build(method.training, {**of_method, **by_user, **prescribed, **with_rule})
     if training.norm_statistics == "recalibrated":
         run = replace(run, norm_statistics="recalibrated")
-    replaced = (
-        f"{name}={getattr(training, name)!r} (its own: {value!r})"
-        for name, value in (of_method if chosen.model is not method else {}).items()
-        if name not in request.settings and getattr(training, name, value) != value
-    )
-    bundle = None if request.monai_bundle is None else Path(request.monai_bundle).expanduser()
-    lacks = () if request.small else _lacks(chosen.model, chosen.published, sites)
-    in_words = tuple(_describe_prescribed(prescribed, build(method.training, of_method)))
     return Plan(
-        method, task, rule, training, run, sites, chosen.file, lacks, chosen.published, request.script, bundle,
-        in_words, tuple(replaced),
+        method, task, rule, training, run, sites, chosen.file,
+        lacks=() if request.small else _lacks(chosen.model, chosen.published, sites),
+        paper=chosen.published,
+        script=request.script,
+        monai_bundle=None if request.monai_bundle is None else Path(request.monai_bundle).expanduser(),
+        prescribed=tuple(_describe_prescribed(prescribed, build(method.training, of_method))),
+        replaced=tuple(
+            f"{name}={getattr(training, name)!r} (its own: {value!r})"
+            for name, value in (of_method if chosen.model is not method else {}).items()
+            if name not in request.settings and getattr(training, name, value) != value
+        ),
     ), training_alone  # fmt: skip
 
 
 def _task(request: RunRequest, chosen: Chosen, settings: Mapping[str, Any]) -> Task:
     """Return the run's task; raise where a metric of it has no declared direction."""
     if request.monai_bundle is not None:
-        checksum = group_digits(bundle_checksum(Path(request.monai_bundle).expanduser()))
-        settings = {"bundle_sha256": checksum, **settings}
+        settings = {"bundle_sha256": group_digits(bundle_checksum(Path(request.monai_bundle).expanduser())), **settings}
     given = request.task_object
     task: Task = (
         build(chosen.task_class, settings) if given is None else rebuild_task(given, chosen.task_class, settings)
@@ -352,26 +355,25 @@ def _check_together(facts: dict[str, Any], plan: Plan, training_alone: LocalTrai
             plan.rule.check_run(plan.run.num_rounds, None if shown else plan.task)
     except ValueError as error:
         raise ValueError(f"{facts['whose']}{error}{facts['other']}") from error
-    refuse(facts)
+    refuse_run(facts)
 
 
 def _refuse_twice(method: Method, request: RunRequest) -> None:
     """Refuse an object of another method, and a value that is given by name though an object has it."""
-    halves = {"rule": request.rule, "training": request.training}
-    for what, usual in (("rule", method.rule), ("training", method.training)):
-        if (component := halves[what]) is not None and not isinstance(component, usual):
-            got = type(component).__name__
-            raise ValueError(f"{what} of method {method.name!r} must be a {usual.__name__}, got a {got}")
+    halves = (("rule", request.rule, method.rule), ("training", request.training, method.training))
+    refuse({
+        f"{what} of method {method.name!r} must be a {usual.__name__}, got a {type(given).__name__}":
+            given is not None and not isinstance(given, usual)
+        for what, given, usual in halves
+    })  # fmt: skip
     options = {name: value for name, value in request.options.items() if name != "label"}
-    for by_name, objects in (
-        (request.settings, {**halves, "task": request.task_object}), (options, {"run": request.run}),
-    ):  # fmt: skip
-        for what, given in objects.items():
-            for name, value in by_name.items():
-                if None not in (value, given) and name.partition(".")[0] in field_names(type(given)):
-                    raise ValueError(
-                        f"{what} is given as an object: set {name!r} there, in {type(given).__name__}(...)"
-                    )
+    of_parts = {"rule": request.rule, "training": request.training, "task": request.task_object}
+    objects = (*((what, given, request.settings) for what, given in of_parts.items()), ("run", request.run, options))
+    refuse({
+        f"{what} is given as an object: set {name!r} there, in {type(given).__name__}(...)":
+            None not in (value, given) and name.partition(".")[0] in field_names(type(given))
+        for what, given, by_name in objects for name, value in by_name.items()
+    })  # fmt: skip
 
 
 def _describe_prescribed(prescribed: Mapping[str, Any], usual: LocalTraining) -> Iterator[str]:
@@ -387,19 +389,16 @@ def _lacks(model: Method, paper: Paper | None, sites: Sequence[str] | None) -> t
     """Return the names of the values that a paper's published setting lacks and that the user has to give."""
     if paper is None:
         return (f"a published setting: {model.title} has none, so a quick job's training and its own defaults hold",)
-    if sites is None:
-        return (*paper.lacks, f"the paper's {paper.num_sites} sites: the job goes to every connected one")
-    if len(sites) != paper.num_sites:
-        return (*paper.lacks, f"the paper's {paper.num_sites} sites: the run has {len(sites)}")
-    return paper.lacks
+    has = "the job goes to every connected one" if sites is None else f"the run has {len(sites)}"
+    differs = sites is None or len(sites) != paper.num_sites
+    return (*paper.lacks, *[f"the paper's {paper.num_sites} sites: {has}"] * differs)
 
 
 def _take_shared_setup(
     model: Method, method: Method, usual: Mapping[str, Any], task_class: type, *, own_task: bool
 ) -> dict[str, Any]:
     """Return the training and task settings of the method ``model``, without those that are part of either method."""
-    of_parts = {name: value for name, value in usual.items() if name not in LIKE_SETTINGS}
-    _, site, learns = route_settings(of_parts, model, task_class)
+    _, site, learns = route_settings(usual, model, task_class)
     training = build(model.training, {**model.site, **site})
     settings = {name: getattr(training, name) for name in field_names(LocalTraining)}
     settings |= {**(model.learns if own_task else {}), **learns}
@@ -419,10 +418,9 @@ def _take_published_settings(
     if paper_of_model is None or not papers:
         return {}
     paper = papers.get(paper_of_model.name) or find_published_setting(method)
-    shared, parts = {*field_names(LocalTraining)}, (method.rule, method.training)
-    left_out = {*method.keeps, *model.keeps}
-    names = {name for part in parts for name in field_names(part) if name not in shared or name in left_out}
-    names |= {name for name in field_names(task_class) if name in method.keeps}
+    of_parts = {*field_names(method.rule), *field_names(method.training)}
+    shared = {*field_names(LocalTraining)} - {*method.keeps, *model.keeps}
+    names = of_parts - shared | {*field_names(task_class)} & {*method.keeps}
     return {k: v for k, v in (paper.settings.items() if paper else ()) if k.partition(".")[0] in names}
 
 
@@ -438,28 +436,27 @@ def site_list(sites: int | Sequence[str] | None) -> list[str] | None:
 def route_settings(
     settings: Mapping[str, Any], method: Method, task: type
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return given settings in three dicts: those of the rule, of the training and of the task.
+    """Return given settings in three dicts: those of the rule, of the training and of the task; none of the run.
 
     A setting that several of these parts have (``preset``) is in each of their dicts.
 
     Raises:
         ValueError: no part has such a setting; the message suggests the nearest name.
     """
-    parts: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] = ({}, {}, {})
+    of_parts = {key: value for key, value in settings.items() if key not in LIKE_SETTINGS}
     owners = [set(field_names(part)) for part in (method.rule, method.training, task)]
-    for key, value in settings.items():
+    known = set().union(*owners)
+    for key in (key for key in of_parts if key.partition(".")[0] not in known):
         owner, dot, rest = key.partition(".")
-        takers = [part for part, names in zip(parts, owners, strict=True) if owner in names]
-        for part in takers:
-            part[key] = value
-        if not takers:
-            if key in OPTIONS:
-                where = f"{OPTIONS[key]} on the command line" if OPTIONS[key] else "an argument of the recipe"
-                raise ValueError(f"{key!r} is no setting of method {method.name!r} but an option of the run: {where}")
-            known = sorted(set().union(*owners, LIKE_SETTINGS))
-            if owner in OF_SITES:
-                raise ValueError(f"{key!r} is set by each site itself, in its local/fairflare.json (--data)")
-            where = f"`fairflare describe {method.name}` has all"
-            hint = unknown(key, [name + dot + rest for name in known], where)
-            raise ValueError(f"method {method.name!r} has no setting {key!r}{hint}")
-    return parts
+        by_option = f"{OPTIONS[key]} on the command line" if OPTIONS.get(key) else "an argument of the recipe"
+        named = [name + dot + rest for name in sorted({*known, *LIKE_SETTINGS})]
+        refuse({
+            f"{key!r} is no setting of method {method.name!r} but an option of the run: {by_option}": key in OPTIONS,
+            f"{key!r} is set by each site itself, in its local/fairflare.json (--data)": owner in OF_SITES,
+            f"method {method.name!r} has no setting {key!r}"
+            + unknown(key, named, f"`fairflare describe {method.name}` has all"): True,
+        })  # fmt: skip
+    rule, training, of_task = (
+        {key: value for key, value in of_parts.items() if key.partition(".")[0] in names} for names in owners
+    )
+    return rule, training, of_task

@@ -27,9 +27,9 @@ def facts_of(
     from fairflare.privacy.sums.exposure import Limits  # a slow import
 
     site_half, most, heaviest = training or LocalTraining(), Limits().max_weight, run.max_weight
-    facts: dict[str, Any] = {name: getattr(run, name) for name in field_names(RunSettings)}
-    facts |= {name: getattr(site_half, name) for name in field_names(LocalTraining)}
-    return facts | {
+    return {
+        **{name: getattr(run, name) for name in field_names(RunSettings)},
+        **{name: getattr(site_half, name) for name in field_names(LocalTraining)},
         "rule": type(rule).__name__,
         "reads_models": rule.reads_models,
         "only_mean": rule.only_mean,
@@ -46,7 +46,7 @@ def facts_of(
     }
 
 
-def refuse(facts: dict[str, Any]) -> None:
+def refuse_run(facts: dict[str, Any]) -> None:
     """Refuse a run by the first row of the table of aspects that holds.
 
     Raises:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairflare.base.aspect import COPIED
+from fairflare.base.checks import refuse
 
 if TYPE_CHECKING:  # the command line must be quick, and these load PyTorch
     from fairflare.base.task import Task
@@ -105,6 +106,8 @@ class RunRequest:
             ValueError: ``local_steps`` and ``local_epochs`` are both given.
         """
         steps, epochs = (self.settings.get(name) for name in ("local_steps", "local_epochs"))
-        if steps is not None and epochs is not None:
-            raise ValueError(f"local_steps={steps!r} and local_epochs={epochs!r} exclude each other: give one of them")
+        refuse({
+            f"local_steps={steps!r} and local_epochs={epochs!r} exclude each other: give one of them":
+                steps is not None and epochs is not None,
+        })  # fmt: skip
         return () if steps is None else ("local_epochs",)

@@ -12,7 +12,7 @@ from pydantic import Field
 from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.aspect import GROUPS, RETRAINING
 from fairflare.base.cases.resampling import MOST
-from fairflare.base.checks import number
+from fairflare.base.checks import number, refuse
 from fairflare.base.disk.files import safe_name
 from fairflare.base.settings import (
     BelowOne,
@@ -223,8 +223,7 @@ class RunSettings(Bounds):
         if self.experiment:
             safe_name(self.experiment)
         check_exchange(self.exchange)
-        if len(set(self.groups)) != len(self.groups):
-            raise ValueError(f"groups must name each attribute once, got {self.groups}")
+        refuse({f"groups must name each attribute once, got {self.groups}": len({*self.groups}) != len(self.groups)})
 
 
 @settings
@@ -315,16 +314,12 @@ class Place:
         )  # no rounds: the given model alone
         if not run.initial_ckpt:
             return from_server
-        if from_server is not None:
-            raise ValueError(
-                f"the run starts from initial_ckpt {run.initial_ckpt!r} and the server's local/fairflare.json names "
-                f"initial_weights {from_server!r}; take out one of them"
-            )
         path = (self.carried or Path()) / run.initial_ckpt
         outside = self.carried is not None and not path.resolve().is_relative_to(self.carried.resolve())
-        if outside and not Path(run.initial_ckpt).is_absolute():
-            raise ValueError(
-                f"initial_ckpt {run.initial_ckpt!r:.200} leads out of the files that the job carries; name one of "
-                "them, or give the absolute path of a file at the server"
-            )
+        refuse({
+            f"the run starts from initial_ckpt {run.initial_ckpt!r} and the server's local/fairflare.json names "
+            f"initial_weights {from_server!r}; take out one of them": from_server is not None,
+            f"initial_ckpt {run.initial_ckpt!r:.200} leads out of the files that the job carries; name one of them, or "
+            "give the absolute path of a file at the server": outside and not Path(run.initial_ckpt).is_absolute(),
+        })  # fmt: skip
         return str(path)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from fairflare.base.checks import refuse
 from fairflare.base.settings import field_names, values_of
 from fairflare.exchange.tensor_file import list_names
 from fairflare.methods.base.catalog import Method
@@ -66,10 +67,12 @@ def check_shared(rule: Rule, training: LocalTraining) -> None:
     Raises:
         HalvesDiffer: a setting differs; the message names the first one, with both values.
     """
-    for name, value in take_shared_values(type(rule), training).items():
-        if (given := getattr(rule, name)) != value:
-            one, other = type(rule).__name__, type(training).__name__
-            raise HalvesDiffer(f"{name} is {given!r} in {one} and {value!r} in {other}: give both the same")
+    one, other = type(rule).__name__, type(training).__name__
+    refuse({
+        f"{name} is {getattr(rule, name)!r} in {one} and {value!r} in {other}: give both the same":
+            getattr(rule, name) != value
+        for name, value in take_shared_values(type(rule), training).items()
+    }, HalvesDiffer)  # fmt: skip
 
 
 def check_halves(rule: Rule, site_half: Any, norm_statistics: str) -> None:
@@ -97,11 +100,11 @@ def check_halves(rule: Rule, site_half: Any, norm_statistics: str) -> None:
         differing.append(
             f"norm_statistics is {norm_statistics!r} at the server and {training.norm_statistics!r} at the sites"
         )
-    if differing:
-        raise HalvesDiffer(
-            f"the two halves of the configuration differ: {'; '.join(differing)}. Set the same value in "
-            "config_fed_server.json (rule) and config_fed_client.json (training), or export the job anew with --set"
-        )
+    refuse({
+        f"the two halves of the configuration differ: {'; '.join(differing)}. Set the same value in "
+        "config_fed_server.json (rule) and config_fed_client.json (training), or export the job anew with --set":
+            differing,
+    }, HalvesDiffer)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -144,5 +147,6 @@ def find_local_tensors(site_half: Any, network: torch.nn.Module, say: Callable[.
         say(
             f"at the sites stay {list_names(names)} of {len(network.state_dict())}; every site is measured with its own"
         )
-    own_parts = bool(names) or isinstance(home, OwnModel)
-    return AtHome(frozenset(names), PERSONAL if names or home.model else COMMON, own_parts)
+    return AtHome(
+        frozenset(names), PERSONAL if names or home.model else COMMON, bool(names) or isinstance(home, OwnModel)
+    )

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fairflare.base.checks import refuse
 from fairflare.base.machine.environment import shield_imports
 from fairflare.base.machine.one_run import belonging_to
 from fairflare.base.settings import field_names
@@ -38,8 +39,7 @@ def describe_object(task: Task, task_file: Any) -> tuple[str, Path, type[Task]]:
     The file is the one that a job carries for the task, and the class is the class ``Task`` in this file. A class that
     no job can carry has no file (``Path()``): it can be learned in this process alone.
     """
-    if task_file is not None:
-        raise ValueError("a task as an object and task_file exclude each other: give one of them")
+    refuse({"a task as an object and task_file exclude each other: give one of them": task_file is not None})
     cls = type(task)
     for kind, file in TASKS_BY_KIND.items():
         template = load_task_class(file)
@@ -57,12 +57,12 @@ def check_carried(task: Task, file: Path) -> None:
     Raises:
         ValueError: the task is an object of a class that is not called Task, or not in a module of its own.
     """
-    if not file.is_file():
-        cls = type(task)
-        raise ValueError(
-            "a job carries the file of your own task as task.py, and looks for a class named Task in it. Yours is "
-            f"{cls.__name__} of the module {cls.__module__}: name it Task, in a module of its own, or give task_file"
-        )
+    cls = type(task)
+    refuse({
+        "a job carries the file of your own task as task.py, and looks for a class named Task in it. Yours is "
+        f"{cls.__name__} of the module {cls.__module__}: name it Task, in a module of its own, or give task_file":
+            not file.is_file(),
+    })  # fmt: skip
 
 
 def rebuild_task(task: Task, cls: type[Task], dealt: Mapping[str, Any]) -> Task:
@@ -76,9 +76,10 @@ def rebuild_task(task: Task, cls: type[Task], dealt: Mapping[str, Any]) -> Task:
 
 def bundle_class(folder: Path, **others: Any) -> type[Task]:
     """Return the class of a MONAI bundle's task, before the bundle is copied beside the task file."""
-    for name, value in others.items():
-        if value is not None:
-            raise ValueError(f"{name} and monai_bundle exclude each other: give one of them")
+    refuse({
+        f"{name} and monai_bundle exclude each other: give one of them": value is not None
+        for name, value in others.items()
+    })  # fmt: skip
     task_class = load_task_class(BUNDLE_TASK)
     task_class.folder = folder.expanduser().absolute()  # type: ignore[attr-defined]
     return task_class
@@ -95,8 +96,7 @@ def load_task_class(path: Path) -> type[Task]:
     Raises:
         TaskFileError: the file does not exist, cannot be run, or has no such class.
     """
-    if not path.is_file():
-        raise TaskFileError(f"task file {path} does not exist")
+    refuse({f"task file {path} does not exist": not path.is_file()}, TaskFileError)
     spec = importlib.util.spec_from_file_location(TASK_MODULE, path)
     if spec is None or spec.loader is None:
         raise TaskFileError(f"task file {path} is not a Python file")
@@ -107,12 +107,10 @@ def load_task_class(path: Path) -> type[Task]:
             spec.loader.exec_module(module)
         except Exception as error:
             name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-            beside = bool(name) and any(path.parent.glob(f"{name}*"))
-            how = (
+            beside = (
                 f"; {name} lies beside it, and a job takes one file: put what it needs into {path.name}, or install it"
-            )
-            text = f"task file {path} cannot be run: {type(error).__name__}: {error}{how * beside}"
-            raise TaskFileError(text) from error
+            ) * (bool(name) and any(path.parent.glob(f"{name}*")))
+            raise TaskFileError(f"task file {path} cannot be run: {type(error).__name__}: {error}{beside}") from error
     task_class = getattr(module, "Task", None)
     if not isinstance(task_class, type) or not issubclass(task_class, Task):
         raise TaskFileError(f"task file {path} must define a class Task (a subclass of fairflare.tasks.base.Task)")

@@ -35,25 +35,17 @@ class ModelFiles:
     def __init__(
         self, folder: Path, method: str, best: BestModel, learned: Callable[[], Mapping[str, Any]] = dict
     ) -> None:
-        self.folder = folder
-        self.method = method
-        self.best = best
+        self.folder, self.method, self.best, self.learned = folder, method, best, learned
         self.noted: dict[str, Any] = {}
-        self.learned = learned
-
-    def note(self, facts: Mapping[str, Any]) -> None:
-        """Note further facts in the files from now on."""
-        self.noted = dict(facts)
 
     def save(self, state: Mapping[str, torch.Tensor], current_round: int, name: str = MODEL_FILE) -> None:
         """Replace a global model's file, by default the current model's, atomically."""
         unscored = name == BEST_MODEL_FILE and self.best.value is None
-        conf: dict[str, Any] = {
+        content = {"model": dict(state), "train_conf": {
             "round": current_round, "method": self.method, "task": dict(self.learned()), **self.noted,
             **({"validated": False} if unscored else {}),
             **({"what": "the initial model: no round made it"} if current_round < 0 else {}),
-        }  # fmt: skip
-        content = {"model": dict(state), "train_conf": conf}
+        }}  # fmt: skip
         write_whole(self.folder / name, lambda path: save_torch(content, path))
 
     def keep_best(
@@ -75,15 +67,15 @@ class ModelFiles:
             last: see :meth:`fairflare.federation.record.best_model.BestModel.offer`.
         """
         scores = {site: by[metric] for site, by in validation.items() if metric in by}
-        if not self.best.offer(scores, number, last=last):
-            return False
-        self.save(state, number, BEST_MODEL_FILE)
-        return True
+        if is_best := self.best.offer(scores, number, last=last):
+            self.save(state, number, BEST_MODEL_FILE)
+        return is_best
 
     def load_best(self) -> dict[str, torch.Tensor]:
         """Load the best global model from its file, and return it."""
-        content = torch.load(self.folder / BEST_MODEL_FILE, map_location="cpu", weights_only=True)
-        return cast(dict[str, torch.Tensor], content["model"])
+        return cast(dict[str, torch.Tensor], torch.load(
+            self.folder / BEST_MODEL_FILE, map_location="cpu", weights_only=True
+        )["model"])  # fmt: skip
 
     def take_back(
         self,

@@ -15,7 +15,7 @@ from fairflare.core.features.adapting import products_of
 from fairflare.federation.collecting.context import RunContext
 from fairflare.federation.collecting.phase import Exchange
 from fairflare.federation.collecting.transport import Transport
-from fairflare.federation.plan.refusals import facts_of, refuse
+from fairflare.federation.plan.refusals import facts_of, refuse_run
 from fairflare.federation.plan.run_settings import Place, RunSettings
 from fairflare.federation.plan.site_training import check_halves, training_of
 from fairflare.federation.record.experiment import Experiment
@@ -71,7 +71,7 @@ class Opening:
             run, self.rule, training_of(place.site_half), self.task, still_norm=next(iter(first.still), ""),
             headless=self.task.has_classes is False or not classifier_names(first.state),
         )  # fmt: skip
-        refuse(run_facts)
+        refuse_run(run_facts)
         current_round, state = self._resume(first, makes)
         self.check.run(current_round)
         self._say_in_vain(first.facts)
@@ -88,9 +88,11 @@ class Opening:
         sites = sorted(self.transport.sites())
         config = config_of(run, place, self.rule, self.task)
         info = info_of(run, place, self.rule, self.task, sites, self.transport.expected(), config)
-        info |= {"model_parameters": first.numbers, "model_bytes": first.nbytes, **first.note(run)}
-        info["measured"] = first.at_home.measured
-        self.files.note({**first.at_home.noted, **first.note(run)})
+        info |= {
+            "model_parameters": first.numbers, "model_bytes": first.nbytes, **first.note(run),
+            "measured": first.at_home.measured,
+        }  # fmt: skip
+        self.files.noted = {**first.at_home.noted, **first.note(run)}
         begun = self.experiment.begin(first.state, config, info)
         self.asking.form.update(run=self.experiment.run_id, exchange=run.exchange, makes=makes, rest=first.rest)
         check_present(info["sites"], sites, run.min_sites, self.transport.say)
@@ -125,7 +127,7 @@ class Opening:
         """Use FedAvg in place of a rule if privacy noise makes its weights random, or a site withholds its reports."""
         rule, facts = self.rule, self.check.facts.items()
         # Fail now, before the method's rounds spend the budget.
-        refuse(run_facts | {PRIVACY: ", ".join(site for site, report in facts if PRIVACY in report)})
+        refuse_run(run_facts | {PRIVACY: ", ".join(site for site, report in facts if PRIVACY in report)})
         # No noise limits one patient's influence on the comparison with the anchor, so such a rule is always replaced.
         least = math.inf if isinstance(rule, TwoPhase) else float(getattr(rule, "noisy_from", LOTTERY))
         worth = {
@@ -143,7 +145,7 @@ class Opening:
             )
             fallback = WithoutReports()
             fallback.why = why
-            self.retraining.fall_back(fallback)
+            self.retraining.own = fallback
             self.journal.note(why, warning=True)
 
     def _slices(self, first: FirstModel) -> list[PartialSlices]:

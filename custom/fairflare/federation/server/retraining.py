@@ -21,11 +21,14 @@ class Retraining:
     Args:
         rule: the method's server half.
         run: settings of the run.
+
+    Attributes:
+        own: rule of the method's own rounds: ``rule``, unless sites withhold the reports that it needs.
     """
 
     def __init__(self, rule: Rule, run: RunSettings) -> None:
         self.rule, self.run = rule, run
-        self.own = rule  # rule of the method's rounds; replaced if sites withhold the reports that it needs
+        self.own = rule
         self.classifier = ClassifierAverage(
             weights=run.crt_weights,
             epochs=run.crt_epochs,
@@ -33,10 +36,6 @@ class Retraining:
             seed=run.seed,
             first_round=run.num_rounds,
         )
-
-    def fall_back(self, rule: Rule) -> None:
-        """Weigh by another rule in the method's own rounds."""
-        self.own = rule
 
     def rule_at(self, current_round: int) -> Rule:
         """Return a round's rule: the classifier's while it is retrained, else (also in the final test) the method's."""

@@ -83,6 +83,11 @@ class Phase:
         """Return the asked sites that have not answered yet."""
         return [s for s in self.asked if s not in self.good and s not in self.left_out]
 
+    @property
+    def all_stats(self) -> dict[str, dict[str, Any]]:
+        """Return the other fields of the answers to ``train`` and to the final test, by site."""
+        return {site: training.stats for site, training in self.trained.items()} | self.stats
+
     def refuse(self, site: str, reason: str) -> None:
         """Leave a site out whose answer was used so far, and record the reason."""
         self.good.pop(site, None)
@@ -101,7 +106,7 @@ class Phase:
         )
 
 
-Use = Callable[[Phase, str, Message], dict[str, float]]
+Use = Callable[[Phase, str, Message], "dict[str, float] | None"]
 
 
 @dataclass
@@ -143,8 +148,10 @@ class Exchange:
             Stopped: the run was stopped.
         """
         run, doubtful = self.run, self.roster.doubtful(sites)
-        fields: dict[str, Any] = {"experiment": run.experiment, "min_cases": run.min_cases, **self.form, **more}
-        task = SiteTask(name, dict(state), current_round, run.num_rounds, run.seed, **fields)
+        task = SiteTask(
+            name, dict(state), current_round, run.num_rounds, run.seed,
+            **{"experiment": run.experiment, "min_cases": run.min_cases, **self.form, **more},
+        )  # fmt: skip
         phase = Phase(name, current_round, sorted(sites), doubtful=doubtful)
         if phase.asked:
             self.fill(phase, encode_task(task), timeout, use)
@@ -169,7 +176,7 @@ class Exchange:
             phase: the exchange, with the sites to ask.
             task: the message that the sites are sent.
             timeout: seconds to wait for answers.
-            use: function that checks an answer, stages its model, and returns its metrics. If it raises a
+            use: function that checks an answer, stages its model, and returns its metrics, if any. If it raises a
                 :class:`ReportError`, the site is left out; any other error ends the exchange.
 
         Raises:
@@ -216,8 +223,9 @@ class Exchange:
             return bool(fault) or 0 < self.grace < now - enough_since or now - rest_since > rest_since - started
 
         try:
-            asked = replace(task, each=task.each and make_tensors)
-            self.transport.ask(Question(phase.name, asked, sites, timeout, enough, hand_over))
+            self.transport.ask(Question(
+                phase.name, replace(task, each=task.each and make_tensors), sites, timeout, enough, hand_over
+            ))  # fmt: skip
         finally:
             with lock:
                 over = True  # an answer that comes from now on is too late
@@ -262,7 +270,7 @@ def _take(phase: Phase, site: str, answer: Message | str, use: Use) -> None:
         if isinstance(answer, str):
             raise ReportError(answer)
         phase.bytes_in += num_bytes(answer.params)
-        phase.good[site] = use(phase, site, answer)
+        phase.good[site] = use(phase, site, answer) or {}
         answer.params = None  # the tensors are staged; memory must not grow with the number of sites
     except ReportError as error:
         phase.left_out[site] = printable(str(error), LONGEST)

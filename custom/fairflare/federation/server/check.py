@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any
 
 from fairflare.base.cases.census import contradictions, list_unexplained, question, question_of_values
-from fairflare.base.checks import MAX_SAMPLES, few, first_of, group_by_key, printable, refuse_if
+from fairflare.base.checks import MAX_SAMPLES, few, group_by_key, printable, refuse, refuse_if
 from fairflare.base.site_data import MOST_WINDOWS
 from fairflare.base.task import SPLIT_GLOBAL, Batches, Metric, SiteData, Task
 from fairflare.core.statistics.footing import Footing
@@ -177,17 +177,21 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
         f"{PRIVACY!r} has three parts and {BUDGET!r} four":
             report[PRIVACY] is not None and (len(report[PRIVACY]), len(report[BUDGET] or ())) != (3, 4),
     })  # fmt: skip
-    for field in FIELDS:
-        if (value := report.get(field.name)) is not None and field.kind in SHOWN:
-            report[field.name] = SHOWN[field.kind](value)
+    report |= {
+        field.name: SHOWN[field.kind](value)
+        for field in FIELDS
+        if field.kind in SHOWN and (value := report.get(field.name)) is not None
+    }
     # None if not asked for, or the site reports nothing about its labels or its privacy.
     rare = (NAMES, MASK_LABELS, ACTED_ON, ANNOTATED, CHANNELS, MEASURED, MARKED, MARKED_CASES, PRIVACY, BUDGET, *COSTS)
     report = {key: value for key, value in report.items() if value is not None or key not in rare}
     if MARKED in report:
         report[MARKED] = dict(zip(report[MARKED], map(int, report.pop(MARKED_CASES, ())), strict=False))
     if PRIVACY in report:
-        parts = ("unit", "mechanism", "covers", "target", "delta", "worth", "lasts")
-        report[PRIVACY] = dict(zip(parts, [*report[PRIVACY], *report.pop(BUDGET)], strict=True))
+        report[PRIVACY] = dict(zip(
+            ("unit", "mechanism", "covers", "target", "delta", "worth", "lasts"),
+            [*report[PRIVACY], *report.pop(BUDGET)], strict=True,
+        ))  # fmt: skip
     return {"images": {printable(split): int(n) for split, n in zip(splits, counts, strict=False)}, **report}
 
 
@@ -256,8 +260,10 @@ class Check:
         run, sites = self.settings, self.roster.list_known()
         # The extra rounds' directives come beforehand, so that the sites can say whether they can do such rounds.
         extra = self.retraining.classifier.directives(run.num_rounds, run.num_rounds, sites) if run.crt_rounds else {}
-        extras: dict[str, Any] = {"groups": tuple(run.groups), "directives": {**self.journal.ledgers(), **extra}}
-        phase = self.ask(TASK_CHECK, current_round, {}, sites, run.check_timeout, self._take, **extras)
+        phase = self.ask(
+            TASK_CHECK, current_round, {}, sites, run.check_timeout, self._take,
+            groups=tuple(run.groups), directives={**self.journal.ledgers(), **extra},
+        )  # fmt: skip
         problems = list(dict.fromkeys(self._problems(phase, self.journal.synthetic if current_round > 0 else None)))
         for report in self.facts.values():
             for name, metric in self.task.suited_to(_Said(report)).by_name().items():
@@ -266,7 +272,6 @@ class Check:
         if self.patchwise or self.journal.info.get("validation"):
             self.journal.store.update_info(validation="patches")
             self.journal.say("validation: patches, 50 fixed ones a volume, since volumes have many windows")
-        kinds = {answer["synthetic"] for answer in self.facts.values()} - {None}
         left = run.num_rounds - current_round
         private = {site: answer[PRIVACY] for site, answer in sorted(self.facts.items()) if PRIVACY in answer}
         if problems := [*problems, *self._unready(phase, private, left)]:
@@ -279,7 +284,7 @@ class Check:
         for site, budget in private.items():
             for text, warning in budget_notes(budget["target"], budget["lasts"], left):
                 self.journal.note(f"privacy budget of site {site!r}: {text}", warning=warning)
-        self.synthetic = kinds.pop() if kinds else None
+        self.synthetic = next(iter(_group_by(self.facts, "synthetic")), None)
 
     @property
     def global_lists(self) -> list[list[str]]:
@@ -369,9 +374,8 @@ class Check:
             kinds = ("made up, and the others' are not", "not made up, as the others' are")
             raise ReportError(f"site {site!r}: its data are {kinds[not synthetic]}; the two are never mixed")
 
-    def _take(self, phase: Phase, site: str, message: Message) -> dict[str, float]:
+    def _take(self, phase: Phase, site: str, message: Message) -> None:
         self.facts[site] = read_check(site, message, phase.current_round)
-        return {}
 
     def _unready(self, phase: Phase, private: Mapping[str, Mapping[str, Any]], left: int) -> Iterator[str]:
         """Yield a sentence about the sites that cannot take part, or not to the end, if the run must not begin so.
@@ -424,22 +428,22 @@ class Check:
             phase: the check's exchange.
             before: whether the earlier rounds were trained on synthetic data; ``None`` if no round was done.
         """
-        made_up, real = self._sites_of_kind(True), self._sites_of_kind(False)
+        by_kind = _group_by(self.facts, "synthetic")
+        made_up, real = by_kind.get(True, []), by_kind.get(False, [])
         if before is not None and (made_up or real) and not (made_up if before else real):
             was, now = ("made-up", "real") if before else ("real", "made-up")
             yield f"the rounds before were trained on {was} data, and {', '.join(made_up or real)} has {now} ones now"
         else:
             yield from self._same(
                 phase,
-                _group_by(self.facts, "synthetic"),
+                by_kind,
                 f"made-up data beside real ones: synthetic at {', '.join(made_up)}, real at {', '.join(real)}. "
                 f"Set 'data_root' in the fairflare.json of {', '.join(made_up)}",
                 "its data are of another kind (made up or real) than those of most sites, or of the rounds before; the "
                 "two are never mixed: correct 'data_root' in its fairflare.json",
                 wanted=before,
             )
-        if real := self._sites_of_kind(False):
-            yield from self._classes(phase, real)
+        yield from self._classes(phase, _group_by(self.facts, "synthetic").get(False, []))
         clashes = contradictions({site: report.get(MASK_LABELS, ()) for site, report in self.facts.items()})
         for by_meaning in clashes.values():
             yield from self._same(phase, by_meaning, question_of_values(clashes), question_of_values(clashes))
@@ -457,14 +461,18 @@ class Check:
 
     def _silent(self, phase: Phase) -> Iterator[str]:
         """Yield a question for each site whose labels lack others' structures or classes without a declared reason."""
-        marked = {site: report[MARKED] for site, report in self.facts.items() if MARKED in report}
-        lacking = list_unexplained(marked, [site for site, report in self.facts.items() if ANNOTATED in report])
+        lacking = list_unexplained(
+            {site: report[MARKED] for site, report in self.facts.items() if MARKED in report},
+            [site for site, report in self.facts.items() if ANNOTATED in report],
+        )
         together = [lacking] if lacking and self.settings.require_all_sites else None
         for asked in together or [{site: names} for site, names in lacking.items()]:
             site = next(iter(asked))
             task = self.task.suited_to(_Said(self.facts[site]))
-            numbers = dict(zip(task.outcome_names(), getattr(task, "structures", ()), strict=False))
-            text = question(asked, bool(task.has_classes or task.findings), numbers)
+            text = question(
+                asked, bool(task.has_classes or task.findings),
+                dict(zip(task.outcome_names(), getattr(task, "structures", ()), strict=False)),
+            )  # fmt: skip
             if together:
                 yield text
             else:
@@ -476,7 +484,6 @@ class Check:
             ("class_names", "name", ""),
             ("class_groups", "group", ". Write the same 'class_groups' into all"),
         ):
-            real = [site for site in real if site in self.facts]
             yield from self._same(
                 phase, _group_by(self.facts, key, real), f"the datalists {verb} the classes differently: {{}}{remedy}",
                 f"its datalist {verb}s the classes otherwise than those of most sites; correct {key!r} there",
@@ -553,18 +560,14 @@ class Check:
         phase.refuse(site, self.roster.excluded[site])
         self.facts.pop(site, None)  # it may be left out for several reasons
 
-    def _sites_of_kind(self, synthetic: bool) -> list[str]:
-        """Return the sites that report synthetic data, or the sites that report real data."""
-        return sorted(site for site, report in self.facts.items() if report["synthetic"] is synthetic)
-
 
 def _group_by(
     facts: Mapping[str, Mapping[str, Any]], key: str, among: Iterable[str] | None = None
 ) -> dict[Any, list[str]]:  # fmt: skip
-    """Return the sites (``among`` these, default: all) by the value of a field of their reports; those without none."""
+    """Return the sites (those ``among`` these) by the value of a field of their reports, without those that lack it."""
     return group_by_key(
         (tuple(value) if isinstance(value, list) else value, site)
-        for site in sorted(facts if among is None else among)
+        for site in sorted(facts if among is None else facts.keys() & among)
         if (value := facts[site].get(key)) not in (None, [])
     )
 
@@ -588,9 +591,8 @@ def check_present(named: Iterable[str], connected: Sequence[str], min_sites: int
     """
     if missing := sorted(set(named) - set(connected)):
         say(f"not connected, though the job names them: {', '.join(missing)}; it goes on without them", warning=True)
-    if problem := first_of({
+    refuse({
         "no site is connected": not connected,
         f"{len(connected)} site(s) in the job ({', '.join(connected)}), min_sites={min_sites}; start more sites or "
         "lower min_sites": len(connected) < min_sites,
-    }):  # fmt: skip
-        raise RoundFailed(problem)
+    }, RoundFailed)  # fmt: skip

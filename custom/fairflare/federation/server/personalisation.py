@@ -47,16 +47,16 @@ def own_models(
         return None
     statistics = dict[str, dict[str, Any]]()
 
-    def use(phase: Phase, site: str, message: Message) -> dict[str, float]:
+    def use(phase: Phase, site: str, message: Message) -> None:
         stats = read_stats(site, read_head(site, message, number), metric)
         refuse_if(site, {f"field {OWN_GAIN!r} must have 7 entries": len(stats[OWN_GAIN] or range(7)) != 7})
         if stats["tuned_steps"] and message.params:
             staging.put(site, read_state(LikeReceived(state), message, site, staging))
         statistics[site] = stats
-        return {}
 
-    sites, timeout = ask.roster.live(number), ask.run.train_timeout
-    tuned = ask(TASK_TRAIN, number, state, sites, timeout, use, directives={DIRECTIVE: True})
+    tuned = ask(
+        TASK_TRAIN, number, state, ask.roster.live(number), ask.run.train_timeout, use, directives={DIRECTIVE: True}
+    )
     last.phases.append(tuned.record())
     name, at_others = metric.name, dict[str, dict[str, float]]()
     for owner in staging.sites():

@@ -9,12 +9,13 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from fairflare.base.checks import refuse_if
+from fairflare.base.checks import refuse, refuse_if
 from fairflare.base.disk.files import write_whole
 from fairflare.core.plans.counts import HIGHEST_HU, LOWEST_HU, MOST, total
 from fairflare.core.plans.document import Answers, plan_of
@@ -46,19 +47,16 @@ class Planning(Rounds):
         """
         run, record = self.settings, RoundRecord(current_round=0, sites=self.roster.live(0))
         assert isinstance(run, PlanRun)
-        of_ct, target = self.task.of_ct, tuple[float, ...]((0.0, 0.0, 0.0))
-        answer: dict[str, Any] = {}
-        for number in range(2 + bool(of_ct)):
-            answer |= self._sum_answers(number, target, record)
-            if not number:
-                answers = Answers(_axes(answer, "spacing"), _axes(answer, "size"))
-                target = answers.target
-        answers = Answers(
-            answers.spacing, answers.size, _axes(answer, "resampled"), round(answer[CROPPED]),
-            {channel: answer[FOREGROUND][k * HUS : (k + 1) * HUS] for k, channel in enumerate(of_ct)},
+        of_ct = self.task.of_ct
+        answer = self._sum_answers(0, (0.0, 0.0, 0.0), record)
+        first = Answers(_axes(answer, "spacing"), _axes(answer, "size"))
+        for number in range(1, 2 + bool(of_ct)):
+            answer |= self._sum_answers(number, first.target, record)
+        answers = replace(
+            first, resampled=_axes(answer, "resampled"), cropped=round(answer[CROPPED]),
+            histograms={channel: answer[FOREGROUND][k * HUS : (k + 1) * HUS] for k, channel in enumerate(of_ct)},
         )  # fmt: skip
-        least = min(answer[MEMORY].values(), default=USUAL_MEMORY)
-        memory = run.plan_memory or least
+        memory = run.plan_memory or min(answer[MEMORY].values(), default=USUAL_MEMORY)
         channels = list(getattr(self.task, "channels", None) or ["CT" if of_ct else "MR"])
         plan = plan_of(answers, channels=channels, outputs=len(self.task.outcome_names()) + 1, memory=memory)
         more = sum(need > memory for need in answer[MEMORY].values())
@@ -82,11 +80,10 @@ class Planning(Rounds):
         names = [f"{kind}_{axis}" for kind in KINDS[number] for axis in range(3)]
         secure = self.sums is not None
 
-        def use(phase: Phase, site: str, message: Message) -> dict[str, float]:
+        def use(phase: Phase, site: str, message: Message) -> None:
             reports[site] = read_counts(
                 site, message, number, [] if secure else names, len(self.task.of_ct), secure=secure
             )
-            return {}
 
         sites = list(record.accepted or record.sites)
         if self.sums is not None:
@@ -107,8 +104,10 @@ class Planning(Rounds):
                 CROPPED: sum(one[CROPPED] for one in good),
                 FOREGROUND: sum((one[FOREGROUND] for one in good if FOREGROUND in one), np.zeros(1)),
             }  # fmt: skip
-        shapes = {name: MOST[name.rpartition("_")[0]] + 1 for name in names}
-        shapes |= {CROPPED: 1, FOREGROUND: HUS * len(self.task.of_ct)}
+        shapes = {
+            **{name: MOST[name.rpartition("_")[0]] + 1 for name in names},
+            CROPPED: 1, FOREGROUND: HUS * len(self.task.of_ct),
+        }  # fmt: skip
         like = {f"{name}.sum": torch.zeros(size) for name, size in shapes.items()}
         try:
             summed = self.sums.counts(record, asked, like, record.accepted)
@@ -122,11 +121,11 @@ class Planning(Rounds):
         cases = sum(reports[site][CASES] for site in record.accepted)
         for name, counts in whole.items():
             low, most = (cases, cases) if name in names else (0, cases * (1 + SLACK) * max(1, len(self.task.of_ct)))
-            if counts.min(initial=0) < -SLACK or not low <= counts.sum() <= most:
-                raise RoundFailed(
-                    f"plan: the sum of {name} is of {counts.sum():g} cases, the sites have {cases}; the smallest count "
-                    f"is {counts.min(initial=0):g}; a site lies, and nobody can say which"
-                )
+            refuse({
+                f"plan: the sum of {name} is of {counts.sum():g} cases, the sites have {cases}; the smallest count is "
+                f"{counts.min(initial=0):g}; a site lies, and nobody can say which":
+                    counts.min(initial=0) < -SLACK or not low <= counts.sum() <= most,
+            }, RoundFailed)  # fmt: skip
         return {
             **whole, **{name: +Counter(dict(enumerate(whole[name].astype(int).tolist()))) for name in names},
             CROPPED: float(whole[CROPPED][0]), MEMORY: memory,
@@ -138,8 +137,7 @@ def _axes(counts: Mapping[str, Any], kind: str) -> list[Counter[int]]:
 
 
 def _counts(report: Mapping[str, Any], name: str) -> Counter[int]:
-    pairs = zip(report[name], report[f"{name}_cases"], strict=True)
-    return Counter({int(value): int(cases) for value, cases in pairs})
+    return Counter({int(n): int(cases) for n, cases in zip(report[name], report[f"{name}_cases"], strict=True)})
 
 
 def read_counts(
@@ -167,8 +165,8 @@ def read_counts(
     refuse_if(site, {f"the answer lacks the field {lacking[0] if lacking else ''!r}": bool(lacking)})
     odd = {name: value for name in vectors for value in counts[name] if value != int(value)}
     cases = {name: sum(counts[f"{name}_cases"]) for name in names}
-    size = HUS * channels
     foreground = counts.get(FOREGROUND, np.zeros(0))
+    total_share = float(foreground.sum())
     refuse_if(site, {
         f"field {next(iter(odd), '')!r} must hold whole numbers, got {next(iter(odd.values()), 0):.8g}": bool(odd),
         **{
@@ -176,10 +174,9 @@ def read_counts(
             for name, number in cases.items()
         },
         f"field {CROPPED!r} is above the number of cases": counts.get(CROPPED, 0) > counts[CASES],
-        f"field {FOREGROUND!r} has {len(foreground)} entries, asked were {size}":
-            bool(names is not None and number == len(KINDS) - 1 and len(foreground) != (0 if secure else size)),
+        f"field {FOREGROUND!r} has {len(foreground)} entries, asked were {HUS * channels}":
+            number == len(KINDS) - 1 and len(foreground) != (0 if secure else HUS * channels),
+        f"field {FOREGROUND!r} has a sum of {total_share:g}, above the number of cases":
+            not math.isfinite(total_share) or total_share > channels * counts[CASES] * (1 + SLACK),
     })  # fmt: skip
-    total_share = float(foreground.sum())
-    if not math.isfinite(total_share) or total_share > channels * counts[CASES] * (1 + SLACK):
-        refuse_if(site, {f"field {FOREGROUND!r} has a sum of {total_share:g}, above the number of cases": True})
     return counts

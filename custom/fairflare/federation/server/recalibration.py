@@ -78,9 +78,10 @@ def read_norms(
         ReportError: the answer cannot be used; the message names site, field and value.
     """
     meta = read_head(site, message, current_round)
-    held = list_suppressed(read_stats(site, meta), IN_REPORT)
-    fields = [field for field in FIELDS if not (secure and field.name in MEASURED)]
-    report = read_report(meta.get("report"), fields, site, suppressed=held)
+    report = read_report(
+        meta.get("report"), [field for field in FIELDS if not (secure and field.name in MEASURED)], site,
+        suppressed=list_suppressed(read_stats(site, meta), IN_REPORT),
+    )  # fmt: skip
     images, names = read_report(meta, COUNTS, site)["num_samples"], report["norms"]
     unknown = next((name for name in names if name not in pending), None)
     odd = next((value for value in report["values"] if value != int(value)), 0.0)
@@ -96,12 +97,12 @@ def read_norms(
                 len(report[key]) != sum(widths) for key in MEASURED if key in report
         },
     })  # fmt: skip
-    state: dict[str, torch.Tensor] = {}
-    for key, kind in zip(MEASURED, () if secure else KINDS, strict=False):
-        tensors = torch.tensor(report[key], dtype=torch.float64).split(widths)
-        state |= {f"{name}.{kind}": tensor for name, tensor in zip(names, tensors, strict=True)}
-    values = {name: int(value) for name, value in zip(names, report["values"], strict=True)}
-    return NormReport(values, state, int(images), report["more"])
+    state = {
+        f"{name}.{kind}": tensor
+        for key, kind in zip(MEASURED, () if secure else KINDS, strict=False)
+        for name, tensor in zip(names, torch.tensor(report[key], dtype=torch.float64).split(widths), strict=True)
+    }
+    return NormReport(dict(zip(names, map(int, report["values"]), strict=True)), state, int(images), report["more"])
 
 
 class Recalibration:
@@ -144,41 +145,40 @@ class Recalibration:
         total.left_out |= self.roster.why_not(sites, TASK_NORMS, record.accepted)
         pending = {name: len(state[f"{name}.{MEAN}"]) for name in self._norms}  # number of channels by norm
         done, images, exchanges, more = list[str](), dict[str, int](), 0, True
-        whole, new = dict(state), dict[str, torch.Tensor]()  # statistics, by the state's names
+        new: dict[str, torch.Tensor] = {}  # statistics, by the state's names
         warnings: dict[tuple[str, str], Warned] = {}
         reports: dict[str, NormReport] = {}
 
-        def use(phase: Phase, site: str, message: Message) -> dict[str, float]:
+        def use(phase: Phase, site: str, message: Message) -> None:
             reports[site] = read_norms(site, message, number, pending, secure=self.sums is not None)
             phase.bytes_in += BYTES * len(reports[site].values) + num_bytes(reports[site].state)
-            return {}
 
         while more and pending:
-            directives = {DONE: list(done), EXCHANGE: exchanges}
             live = [site for site in total.asked if site not in total.left_out]
             reports.clear()
-            sent = new if exchanges else whole
-            _add(total, self.ask(TASK_NORMS, number, sent, live, run.norms_timeout, use, directives=directives))
+            _add(total, self.ask(
+                TASK_NORMS, number, new if exchanges else state, live, run.norms_timeout, use,
+                directives={DONE: list(done), EXCHANGE: exchanges},
+            ))  # fmt: skip
             (names, more), usable = self._usable(reports, total)
             try:
-                pooled_state, warned = self._pool(names, usable, whole)
+                pooled_state, warned = self._pool(names, usable, {**state, **new})
             except SitesLost as lost:  # the remaining sites measure again
                 for site, reason in lost.args[0].items():
                     total.refuse(site, reason)
                 more = True
-                continue
-            new |= pooled_state
-            whole |= pooled_state
-            done += names
-            pending = {name: width for name, width in pending.items() if name not in names}
-            images = {site: report.images for site, report in usable.items()}
-            exchanges += 1
-            for one in warned:
-                warnings.setdefault((one.site, one.kind), replace(one, kind=f"{TASK_NORMS}, {one.kind}"))
+            else:
+                new |= pooled_state
+                done += names
+                pending = {name: width for name, width in pending.items() if name not in names}
+                images = {site: report.images for site, report in usable.items()}
+                exchanges += 1
+                for one in warned:
+                    warnings.setdefault((one.site, one.kind), replace(one, kind=f"{TASK_NORMS}, {one.kind}"))
         self.journal.record_left_out(total, record)
         self.journal.record_warnings(warnings.values(), record, f", {TASK_NORMS}")
         self._note(total, record, {"measured": len(done), "exchanges": exchanges, "images": images}, pending.keys())
-        return whole
+        return {**state, **new}
 
     def _usable(
         self, reports: Mapping[str, NormReport], total: Phase
@@ -218,10 +218,9 @@ class Recalibration:
         """Return the network's batch norms with running statistics: all names of each norm, by its first name."""
         with torch.random.fork_rng(devices=[]):  # building the network leaves torch's random state unchanged
             model = network_of(self.task)
-        norms = registered_names(model)
         if others := other_running(model):
             self.journal.say(f"norm_statistics: no batch norms, their running statistics are averaged: {_some(others)}")
-        return norms
+        return registered_names(model)
 
     def _pool(
         self, names: Sequence[str], reports: Mapping[str, NormReport], state: State
@@ -267,8 +266,8 @@ def bound_counts(
         limit = max(1, math.floor(most * statistics.median_low([n / reports[site].images for site, n in by.items()])))
         for site, claimed in sorted(by.items()):
             by[site] = min(claimed, limit)
-            text = f"claims {claimed} values a channel, counted as {limit} (max_samples)"
             if claimed > limit:
+                text = f"claims {claimed} values a channel, counted as {limit} (max_samples)"
                 warnings.setdefault(site, Warned(site, "max_samples", claimed, limit, text))
     return counts, list(warnings.values())
 

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from fairflare.base.checks import list_names, printable, refuse_if
+from fairflare.base.checks import list_names, printable, refuse, refuse_if
 from fairflare.core.aggregation.partial_slices import PartialSlices
 from fairflare.core.features.batch_norms import MEAN, VARIANCE
 from fairflare.core.features.layers import layers_of
@@ -133,7 +133,7 @@ class SecureSums:
             return out
         hellos: dict[str, dict[str, bytes]] = {}
 
-        def take_hello(phase: Phase, site: str, message: Message) -> dict[str, float]:
+        def take_hello(phase: Phase, site: str, message: Message) -> None:
             parts = _bytes_of(site, message, current_round, {"hello", "certificate", "signature"}, MOST_OF_HELLO)
             owner = self._owners.setdefault((hello := parts.get("hello", b""))[-SIZE:], site)
             refuse_if(site, {
@@ -141,7 +141,6 @@ class SecureSums:
                 f"it shows the key of site {owner!r}, which sent it first": owner != site,
             })  # fmt: skip
             hellos[site] = parts
-            return {}
 
         timeout, fewest, two = self.run.check_timeout, self.run.min_sites, two and not dealt
         least = max(FEWEST + two, fewest)
@@ -157,19 +156,16 @@ class SecureSums:
             rest, why = [site for site in live if site != worst], next(w for w, site in about.items() if site == worst)
             return self.agree(current_round, rest, two=two, out={**out, worst: why})
         if len(second.good) < least:
-            why = (
-                f"{len(second.good)} site(s) {'sent' if second is first else 'agreed on'} keys, secure sums"
-                f"{' of this method' * two} need {least} sites{'; fed_avg needs one less' * (two and least > fewest)}"
-            )
             raise RoundFailed(
-                f"round {current_round}, keys: {why}. Left out: {reasons(left.items()) or 'none'}", second
+                f"round {current_round}, keys: {len(second.good)} site(s) {'sent' if second is first else 'agreed on'} "
+                f"keys, secure sums{' of this method' * two} need {least} sites"
+                f"{'; fed_avg needs one less' * (two and least > fewest)}. Left out: {reasons(left.items()) or 'none'}",
+                second,
             )
         self.agreed = sorted(second.good)
         signed = all(len(parts) > 1 for parts in hellos.values())
-        brief = (
-            f"Secure sums of {len(self.agreed)} sites, keys "
-            f"{'signed with certificates' if signed else 'unsigned: protects from a curious server only'}"
-        )
+        safety = "signed with certificates" if signed else "unsigned: protects from a curious server only"
+        brief = f"Secure sums of {len(self.agreed)} sites, keys {safety}"
         text = (
             f"{brief}. No site's model leaves it; the server learns reports and metrics of each, the weights, the "
             "sums, and who took part"
@@ -304,16 +300,19 @@ class SecureSums:
         for (label, view), n, answers in zip(views.items(), owners, signs.T, strict=True):
             view[:] = opened[f"{label}.sum"].numpy() * n if n >= FEWEST or (n == 0 and answers.any()) else np.nan
         few = [name for name, n in zip(names, owners[:: len(views) // len(names)], strict=True) if 0 < n < FEWEST]
-        self.journal.record_warnings([
-            Warned("", "exposure", len(few), 0.0,
-                   f"sums of {list_names(few, 5)} are not opened: fewer than {FEWEST} sites have one")
-        ] * bool(few), self.record)  # fmt: skip
+        self._warn_of_exposure(
+            len(few), f"sums of {list_names(few, 5)} are not opened: fewer than {FEWEST} sites have one"
+        )
         known = {
             key: np.round(values, 6 if key in (CALIBRATION, BRIER, DICE) else 0)  # all other sums are counts
             for key, values in sums.items()
             if key in (IMAGES, CASES) or not np.isnan(values).all()
         }
         return {name: {key: x[row] for key, x in known.items()} for row, name in enumerate(names)}, few
+
+    def _warn_of_exposure(self, number: int, text: str) -> None:
+        """Record a warning that a ``number`` of sums would show single sites, and so are not opened; none for 0."""
+        self.journal.record_warnings([Warned("", "exposure", number, 0.0, text)] * bool(number), self.record)
 
     # ------------------------------------------------------------------------------------------------ one sum
 
@@ -327,16 +326,21 @@ class SecureSums:
         """
         members, before = _sites(vars(weighing)), {} if self.kept["parts"] else self._before.get(labels[0], {})
         if before:  # other members or weights beside the lost sum of this model would show single sites
-            why = f"{list_names(sorted({*_sites(before)} - {*members}))} is gone since the lost sum of the same model"
-            need(members == _sites(before), SumLost(f"round {self.record.current_round}: {why}"))
+            refuse({
+                f"round {self.record.current_round}: {list_names({*_sites(before)} - {*members})} is gone since the "
+                "lost sum of the same model": members != _sites(before),
+            }, SumLost)  # fmt: skip
             weighing = replace(weighing, **before)
-        given = (weighing.sites or {}, weighing.buffers or weighing.sites or {})
-        asked, even = list[tuple[SumAsked, SumLayout]](), (set[str](), set[str]())
-        parts = zip(labels, (self.kinds.params, self.kinds.buffers), (TRAINED, BUFFERS), given, even, strict=True)
-        for label, names, ring, of_sites, of_part in parts:
-            if names:
-                like = {name: self.received[name] for name in names}
-                asked.append(self._question(label, ring, like, weighing.layers or {"": of_sites}, members, of_part))
+        even = (set[str](), set[str]())
+        parts = zip(
+            labels, (self.kinds.params, self.kinds.buffers), (TRAINED, BUFFERS),
+            (weighing.sites or {}, weighing.buffers or weighing.sites or {}), even, strict=True,
+        )  # fmt: skip
+        asked = [
+            self._question(label, ring, {name: self.received[name] for name in names},
+                           weighing.layers or {"": of_sites}, members, of_part)
+            for label, names, ring, of_sites, of_part in parts if names
+        ]  # fmt: skip
         weighing = self._even_weights(weighing, even, members)
         self._asked[labels[0]] = {name: vars(weighing)[name] for name in ("sites", "layers", "buffers")}
         # In groups, classes that not all sites have would give single sites away beside earlier sums of all.
@@ -344,11 +348,10 @@ class SecureSums:
             few = [label for label, by_site in by_class.items() if sum(map(bool, by_site.values())) < FEWEST]
             by_class = by_class | {label: dict.fromkeys(members, 0.0) for label in few}
             asked.append(self._question(CLASS_GRADIENTS, BUFFERS, weighing.means, by_class, members, set()))
-            text = (
+            self._warn_of_exposure(len(few), (
                 f"gradients of classes {list_names(few, 5)} are not summed: fewer than {FEWEST} sites have one, or the "
                 "run's bounds forbid equal weights"
-            )
-            self.journal.record_warnings([Warned("", "exposure", len(few), 0.0, text)] if few else [], self.record)
+            ))  # fmt: skip
         sums = self._open_sums(asked, members) if asked else []
         weighing.means = sums.pop() if by_class else {}
         update = {name: part for part in sums for name in part}
@@ -386,10 +389,9 @@ class SecureSums:
             for slices in self.slices for name in slices.tensors if name in layout.columns
         ]  # fmt: skip
         few = sum(by_slice.count({}) for _, _, by_slice in slices)
-        text = (
+        self._warn_of_exposure(few, (
             f"{few} slice(s) of tensors, of channels or structures, stay: fewer than {least} sites of the sum have them"
-        )
-        self.journal.record_warnings([Warned("", "exposure", few, 0.0, text)] * bool(few), self.record)
+        ))  # fmt: skip
         return json.dumps(slices) if any(share is not None for _, _, by_slice in slices for share in by_slice) else ""
 
     def _owners_weights(self, weights: Weights, lacking: Set[str], least: int) -> dict[str, float] | None:
@@ -448,13 +450,11 @@ class SecureSums:
         plain = [total.question.plain() for additions in every for total in additions.values()]
         asking = {RUN: self.id, QUESTIONS: plain, **({PARTS: dealt} if dealt else {})}
 
-        def add(phase: Phase, site: str, message: Message) -> dict[str, float]:
+        def add(phase: Phase, site: str, message: Message) -> None:
             self._add(site, message, totals[site], sum(layout.numbers for _, layout in asked))
-            return {}
 
-        def take_key(phase: Phase, site: str, message: Message) -> dict[str, float]:
+        def take_key(phase: Phase, site: str, message: Message) -> None:
             keys[site] = _bytes_of(site, message, number, set(totals[site]), SIZE, all_of=True)
-            return {}
 
         timeout = self.run.anchor_timeout
         masked = self.ask(TASK_MASK, number, {}, sorted(totals), timeout, add, sums=asking)
@@ -470,8 +470,10 @@ class SecureSums:
             if pause == PAUSE or over or not missing:
                 self.journal.record_left_out(released, self.record)
             if missing and over and not dealt:
-                why = f"{reasons(released.left_out.items())}. Without all of {list_names(members)} the sum is lost"
-                raise SumLost(f"round {number}, release of the masks: {why}", released)
+                raise SumLost(
+                    f"round {number}, release of the masks: {reasons(released.left_out.items())}. Without all of "
+                    f"{list_names(members)} the sum is lost", released
+                )  # fmt: skip
             time.sleep(pause * bool(missing and not over))
             pause *= 2
         for part in (part for part in parts if keys.keys() >= part.keys()):
@@ -571,9 +573,8 @@ def _join_groups(done: Mapping[tuple[str, ...], Mapping[str, State]], question: 
     return sums[0] if len(sums) == 1 else Made(layout.shapes, make)
 
 
-def _head_only(phase: Phase, site: str, message: Message) -> dict[str, float]:
+def _head_only(phase: Phase, site: str, message: Message) -> None:
     read_head(site, message, phase.current_round)
-    return {}
 
 
 def _bytes_of(
@@ -586,14 +587,14 @@ def _bytes_of(
     """
     report = read_head(site, message, current_round).get("report")
     fields = dict(report) if isinstance(report, Mapping) else {}
-    if not fields or not fields.keys() <= known or (all_of and fields.keys() != known):
-        raise ReportError(
-            f"site {site!r}: the report must have {list_names(known)}, got "
-            f"{list_names([str(name)[:40] for name in fields], 5) or 'nothing'}"
-        )
-    for name, value in fields.items():
-        if not isinstance(value, bytes) or not (most if all_of else 1) <= len(value) <= most:
-            raise ReportError(
-                f"site {site!r}: field {name!r} must be {'' if all_of else '1 to '}{most} bytes, got {value!r:.80}"
-            )
+    names = list_names([str(name)[:40] for name in fields], 5)
+    refuse_if(site, {
+        f"the report must have {list_names(known)}, got {names or 'nothing'}":
+            not fields or not fields.keys() <= known or (all_of and fields.keys() != known),
+        **{
+            f"field {name!r} must be {'' if all_of else '1 to '}{most} bytes, got {value!r:.80}":
+                not isinstance(value, bytes) or not (most if all_of else 1) <= len(value) <= most
+            for name, value in fields.items()
+        },
+    })  # fmt: skip
     return fields

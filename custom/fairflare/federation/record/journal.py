@@ -57,11 +57,8 @@ class Journal:
     def __init__(
         self, folder: Path, transport: Transport, listeners: Sequence[Listener], metric: str, *, apart: bool = False
     ) -> None:
-        self.apart = apart
-        self.store = ResultsStore(folder)
-        self.say = transport.say
-        self.listeners = list(listeners)
-        self.metric = metric
+        self.store, self.listeners = ResultsStore(folder), list(listeners)
+        self.say, self.metric, self.apart = transport.say, metric, apart
         self.synthetic = False
         self._classes_at_home: set[str] = set()
         self._footing = NOWHERE  # describes which structures of which sites are compared
@@ -86,18 +83,17 @@ class Journal:
         """Record the sites' reports on their data before the first round, and the metrics that they may measure."""
         reports = {site: {**facts[site]} for site in sorted(facts)}
         spent = self.info.get(PRIVACY, {})
-        private = {
+        private = {site: entry for site, entry in spent.items() if site not in reports}  # they may come back later
+        private |= {
             site: {**spent.get(site, {}), **report.pop(PRIVACY)}
             for site, report in reports.items()
             if PRIVACY in report
         }
-        absent = {site: entry for site, entry in spent.items() if site not in reports}  # they may come back later
-        self.store.update_info(**directions_of(metrics), said=reports, privacy={**absent, **private})
+        self.store.update_info(**directions_of(metrics), said=reports, privacy=private)
         if self.info.get("measured") is None:  # the server does not know the settings of the sites' training
-            with_own_parts = sum(
-                bool(report["personal"]) for report in facts.values()
-            )  # the majority decides, not one site
-            self.store.update_info(measured=PERSONAL if 2 * with_own_parts > len(facts) else COMMON)
+            # The majority decides, not one site.
+            by_most = 2 * sum(bool(report["personal"]) for report in facts.values()) > len(facts)
+            self.store.update_info(measured=PERSONAL if by_most else COMMON)
         for site in sorted(facts):
             self.say(f"check: site {site!r} has {_data_in_words(facts[site])}")
         if other := [f"site {site!r} has other images or labels than in its first round" for site in sorted(facts)
@@ -141,18 +137,16 @@ class Journal:
 
     def record_spent(self, phase: Phase) -> None:
         """Record the sites' reports about their privacy ledgers, also those of sites whose answer is not used."""
-        stats = {site: training.stats for site, training in phase.trained.items()} | phase.stats
         spent = {
             site: {name: statistics[name] for name in (EPSILON, LAST_LINE) if statistics[name]}
-            for site, statistics in stats.items()
+            for site, statistics in phase.all_stats.items()
         }
         if private := self.info.get(PRIVACY):
             self.store.update_info(privacy={site: {**entry, **spent.get(site, {})} for site, entry in private.items()})
 
     def _note_classes_at_home(self, phase: Phase) -> None:
         """Record and log which sites withhold metrics by class, so that tables can name this reason for gaps."""
-        stats = {site: training.stats for site, training in phase.trained.items()} | phase.stats
-        sites = {site for site in phase.good if stats[site][AT_HOME]}
+        sites = {site for site, stats in phase.all_stats.items() if site in phase.good and stats[AT_HOME]}
         if not sites <= self._classes_at_home:
             self._classes_at_home |= sites
             names = sorted(self._classes_at_home)
@@ -160,19 +154,17 @@ class Journal:
             self.say(f"metrics by class stay at home at: {', '.join(names)}")
 
     def _list_training_fields(self, site: str, training: Training, record: RoundRecord) -> dict[str, Any]:
-        fields = {
-            "loss": training.stats["train_loss"],
+        stats, lost = training.stats, printable(training.stats["state_lost"] or "")
+        if lost:
+            self.say(f"round {record.current_round}: site {site!r} lost some of its state: {lost}", warning=True)
+        return {
+            "loss": stats["train_loss"],
             "num_samples": training.num_samples,
             "num_steps": training.num_steps,
-            "seconds": training.stats["seconds"],
+            "seconds": stats["seconds"],
+            **{name: stats[name] for name in (SHARE, WITHOUT_LABELS, EPSILON) if stats[name] is not None},
+            **({"state_lost": lost} if lost else {}),
         }
-        fields |= {
-            name: training.stats[name] for name in (SHARE, WITHOUT_LABELS, EPSILON) if training.stats[name] is not None
-        }
-        if lost := printable(training.stats["state_lost"] or ""):
-            fields["state_lost"] = lost
-            self.say(f"round {record.current_round}: site {site!r} lost some of its state: {lost}", warning=True)
-        return fields
 
     def record_left_out(self, phase: Phase, record: RoundRecord) -> None:
         """Record one exchange of a round, and the sites that were left out of the exchange."""
@@ -194,9 +186,7 @@ class Journal:
         """
         record.site_weights = weighing.sites
         record.layers = weighing.record or None
-        record.reports = weighing.reports
-        record.values = weighing.values
-        record.details = weighing.details
+        record.reports, record.values, record.details = weighing.reports, weighing.values, weighing.details
         never = same_weights([*read_results(self.store.folder).rounds, record]) if last else []
         self.record_warnings([*warnings, *never], record)
 
@@ -233,21 +223,19 @@ class Journal:
         """
         number, self._footing = last.phase.current_round, last.footing
         lost = {site: printable(last.phase.stats[site]["state_lost"] or "") for site in sorted(last.phase.good)}
-        by_best = of_best.left_out if of_best is not None else ()
-        private, numbers = (self.info.get(key, {}) for key in (PRIVACY, "said"))
+        of_best_model = of_best.left_out if of_best is not None else ()
         for text in (
             *(f": site {left.site!r} left out: {left.reason}" for left in last.left_out),
-            *(f", best model: site {left.site!r} left out: {left.reason}" for left in by_best),
+            *(f", best model: site {left.site!r} left out: {left.reason}" for left in of_best_model),
             *(f": site {site!r}: its {self.metric!r} is not finite" for site in last.list_undefined(self.metric)),
             *(f": site {site!r} lost some of its state: {what}" for site, what in lost.items() if what),
             *(
-                f": site {s!r}: {len(names)} metric(s) {withheld_reason(s, private, numbers)}"
-                for s, names in last.withheld().items()
+                f": site {site!r}: {len(names)} metric(s) {self._why_withheld(site)}"
+                for site, names in last.withheld().items()
             ),
         ):
             self.say(f"validate{text}", warning=True)
         self._note_classes_at_home(last.phase)
-        rounds = read_results(self.store.folder).rounds
         is_last = best.made == number - 1
         sampling, most = last.collect(SAID), best.run.test_last
         inequality, ends = standing(last.test, sampling, self.info, last.footing)
@@ -260,9 +248,11 @@ class Journal:
         cells = self._cells(LAST, last.test, last, about)
         if of_best is not None:
             cells += self._cells(BEST, of_best.test, of_best)
-        before = [one for one in rounds if number - most <= one.current_round < number - 1 and one.test] * (most > 1)
-        last_rounds = [*(one.current_round for one in before), number - 1] if most > 1 else []
-        if last_rounds:
+        last_rounds: list[int] = []
+        if most > 1:
+            rounds = read_results(self.store.folder).rounds
+            before = [one for one in rounds if number - most <= one.current_round < number - 1 and one.test]
+            last_rounds = [*(one.current_round for one in before), number - 1]
             mean = mean_of([*(one.test for one in before), last.test])
             cells += self._cells(f"last {len(last_rounds)}", mean, last)
         cells += [
@@ -304,13 +294,15 @@ class Journal:
         about: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[Cell]:
         """Return the test metrics of a model as cells; ``about``: interval and cases of the primary one, by site."""
-        private, numbers = (self.info.get(key, {}) for key in (PRIVACY, "said"))
         withheld = tested.withheld()
-        reasons = {site: withheld_reason(site, private, numbers) for site in withheld}
         classes = {name for one in tested.collect(SAID).values() for name in one.get("class_support") or ()}
         return cells_of(
-            model, test, withheld, reasons, self._footing.of, self._footing.empty, classes, {self.metric: about}
-        )
+            model, test, withheld, {site: self._why_withheld(site) for site in withheld}, self._footing.of,
+            self._footing.empty, classes, {self.metric: about},
+        )  # fmt: skip
+
+    def _why_withheld(self, site: str) -> str:
+        return withheld_reason(site, self.info.get(PRIVACY, {}), self.info.get("said", {}))
 
     def record_failure(self, reason: str, phase: Phase | None = None) -> None:
         """Record that the run has failed, and the sites that were left out in ``phase``, if a phase failed."""

@@ -57,14 +57,12 @@ class BestModel:
         """
         finite = {site: float(scores[site]) for site in sorted(scores) if math.isfinite(scores[site])}
         self._missed = {site: missed + 1 for site, missed in self._missed.items()} | dict.fromkeys(finite, 0)
-        if not finite and not last:
-            return False
         counting = {site for site, missed in self._missed.items() if missed <= self.run.max_missed}
         rank = _UNTRAINED if made < 0 else _WHOLLY if finite and counting <= set(finite) else _PARTLY
-        if not self._better(finite, rank, last):
-            return False
-        self.made, self.scores, self._rank = made, finite, rank
-        return True
+        is_best = bool(finite or last) and self._better(finite, rank, last)
+        if is_best:
+            self.made, self.scores, self._rank = made, finite, rank
+        return is_best
 
     def _better(self, finite: Mapping[str, float], rank: int, last: bool) -> bool:
         if rank != self._rank or rank != _WHOLLY:
@@ -87,9 +85,10 @@ class BestModel:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values about the best model for the results: its round, criterion, value and sites."""
-        by = self.run.best_by
-        criterion = {"by": by} | ({"lambda": self.run.best_lambda} if by == "mean_minus_std" else {})
-        return {"round": self.made, **criterion, "value": self.value, "sites": sorted(self.scores)}
+        factor = {"lambda": self.run.best_lambda} if self.run.best_by == "mean_minus_std" else {}
+        return {
+            "round": self.made, "by": self.run.best_by, **factor, "value": self.value, "sites": sorted(self.scores)
+        }  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint, as values that JSON can hold."""

@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
@@ -25,7 +25,7 @@ from pydantic import BaseModel, TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from fairflare.base.checks import first_of
+from fairflare.base.checks import refuse
 from fairflare.base.disk.files import flush_to_disk, private_folder, save_torch, sha256_of, write_whole
 from fairflare.base.disk.record_log import DamagedLog, RecordLog
 from fairflare.base.settings import NonNegativeInt, flatten
@@ -145,7 +145,7 @@ class CheckpointFolder:
         model, rule = _model_file(number), f"rule-{number:06d}.pt"
         self._sums[model] = self._put(model, lambda path: save_tensors(path, plain, None, "the global model"))
         best = _best_file(checkpoint.extra)
-        head = Head(
+        content = Head(
             next_round=number,
             files={model: self._sums[model], rule: self._put(rule, lambda path: save_torch(checkpoint.rule, path))},
             memory=self._memory_sums(),
@@ -154,8 +154,7 @@ class CheckpointFolder:
             results=checkpoint.results,
             config=checkpoint.config,
             extra=checkpoint.extra,
-        )
-        content = head.model_dump()
+        ).model_dump()
         text = json.dumps({"sha256": _sum_of(content), "content": content})
         write_whole(self._state(number), lambda path: path.write_text(text, encoding="utf-8"))
         self._remove_all_but(number)
@@ -175,13 +174,12 @@ class CheckpointFolder:
             for number in self._numbers()[::-1]:
                 try:
                     checkpoint = self._read(number, check, salvage=salvage)
+                    return replace(checkpoint, passed_over=[*reasons, *checkpoint.passed_over])
                 except _Damaged as error:
                     reasons += [] if salvage else [str(error)]
-                    continue
-                checkpoint.passed_over = [*reasons, *checkpoint.passed_over]
-                return checkpoint
-        if reasons:
-            raise CheckpointError(f"{self.folder}: no checkpoint can be read ({'; '.join(reasons)}); {_REMEDY}")
+        refuse(
+            {f"{self.folder}: no checkpoint can be read ({'; '.join(reasons)}); {_REMEDY}": reasons}, CheckpointError
+        )
         return None
 
     def back_from(self, current_round: int) -> Checkpoint | None:
@@ -206,10 +204,8 @@ class CheckpointFolder:
     def best_model(self, checkpoint: Checkpoint) -> dict[str, torch.Tensor] | None:
         """Return the best model so far; ``None`` when there is none, or its file is damaged or gone."""
         name = _best_file(checkpoint.extra)
-        if name not in self._sums:
-            return None
         try:
-            return _read_checked(self.folder / name, self._sums[name], load_file)
+            return _read_checked(self.folder / name, self._sums[name], load_file) if name in self._sums else None
         except _Damaged:
             del self._sums[name]
             return None
@@ -237,10 +233,10 @@ class CheckpointFolder:
         for number in self._numbers():
             if not newest - KEPT < number <= newest:
                 self._state(number).unlink()
-                continue
-            with suppress(_Damaged):
-                head = self._head(number)
-                needed.update(head.files, head.best)
+            else:
+                with suppress(_Damaged):
+                    head = self._head(number)
+                    needed.update(head.files, head.best)
         for path in self.folder.iterdir():
             if path.name.startswith(("model-", "rule-")) and path.name not in needed:
                 path.unlink(missing_ok=True)
@@ -249,8 +245,7 @@ class CheckpointFolder:
     # -- reading
 
     def _numbers(self) -> list[int]:
-        matches = (_STATE.fullmatch(path.name) for path in self.folder.glob("state-*.json"))
-        return sorted(int(match.group(1)) for match in matches if match)
+        return sorted(int(match[1]) for path in self.folder.glob("*") if (match := _STATE.fullmatch(path.name)))
 
     def _state(self, number: int) -> Path:
         return self.folder / f"state-{number:06d}.json"
@@ -273,18 +268,17 @@ class CheckpointFolder:
         head = self._head(number)
         check(head.extra)
         path, last = self._state(number), head.results.get("last_round", number - 1)
-        if problem := first_of({
-            f"next_round is {head.next_round}, must be {number}": head.next_round != number,
-            f"next_round is {number}, but the last round in its results is {last}": last != number - 1,
-        }):  # fmt: skip
-            raise CheckpointError(f"{path}: {problem}; {_REMEDY}")
-        files = head.files
+        refuse({
+            f"{path}: next_round is {head.next_round}, must be {number}; {_REMEDY}": head.next_round != number,
+            f"{path}: next_round is {number}, but the last round in its results is {last}; {_REMEDY}":
+                last != number - 1,
+        }, CheckpointError)  # fmt: skip
         model, rule = _model_file(number), f"rule-{number:06d}.pt"
         checkpoint = Checkpoint(
             next_round=number,
-            model=_read_checked(self.folder / model, files[model], load_file),
+            model=_read_checked(self.folder / model, head.files[model], load_file),
             rule=_read_checked(
-                self.folder / rule, files[rule], partial(torch.load, map_location="cpu", weights_only=True)
+                self.folder / rule, head.files[rule], partial(torch.load, map_location="cpu", weights_only=True)
             ),
             results=head.results,
             config=head.config,
@@ -298,14 +292,13 @@ class CheckpointFolder:
             problem = "" if self.log.sha256 == head.rounds.sha256 else f"{ROUNDS_FILE} {_CHANGED}"
         except (DamagedLog, OSError) as error:
             problem = str(error)
-        if problem and not salvage:
-            raise _Damaged(problem)
+        refuse({problem: problem and not salvage}, _Damaged)
         if problem:
-            left = self.log.salvage(head.rounds.bytes)
             checkpoint.passed_over = [
-                f"the results of {left} of {number} rounds can be read, the others are lost; the model is whole"
+                f"the results of {self.log.salvage(head.rounds.bytes)} of {number} rounds can be read, the others are "
+                "lost; the model is whole"
             ]
-        self._sums = {**head.best, model: files[model]}
+        self._sums = {**head.best, model: head.files[model]}
         return checkpoint
 
 
@@ -339,8 +332,11 @@ def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     The number of rounds and settings that follow the number of sites are checked elsewhere: a site may join or leave.
     """
     was, now = flatten(old), flatten(new)
-    names = sorted({*was, *now} - {"num_rounds", BY_SITES})
-    return [f"{n}: was {was.get(n)!r}, is {now.get(n)!r}" for n in names if was.get(n) != now.get(n)]
+    return [
+        f"{name}: was {was.get(name)!r}, is {now.get(name)!r}"
+        for name in sorted({*was, *now} - {"num_rounds", BY_SITES})
+        if was.get(name) != now.get(name)
+    ]
 
 
 def check_same_config(old: Mapping[str, Any], new: Mapping[str, Any], experiment: str) -> None:
@@ -368,7 +364,7 @@ def check_same_rounds(was: int, now: int, next_round: int, following: Sequence[s
     Raises:
         CheckpointError: the number cannot be changed to ``now``; the message says why and what to set.
     """
-    if problem := first_of({
+    refuse({
         f"the checkpoint of experiment {experiment!r} is of round {next_round}, but its run had {was} rounds; "
         f"{_REMEDY}": next_round > was,
         f"experiment {experiment!r} has done {next_round} rounds already, num_rounds is {now}; set it to at least "
@@ -376,5 +372,4 @@ def check_same_rounds(was: int, now: int, next_round: int, following: Sequence[s
         f"experiment {experiment!r} was begun with num_rounds={was}, is {now}, and {', '.join(following)} depends on "
         f"it: the rounds that are done would have gone another way. Set num_rounds={was}, or use another experiment id":
             now != was and bool(following),
-    }):  # fmt: skip
-        raise CheckpointError(problem)
+    }, CheckpointError)  # fmt: skip

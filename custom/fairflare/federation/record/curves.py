@@ -38,7 +38,7 @@ class Curves(Listener):
 
     def round_done(self, record: RoundRecord, metric: str) -> None:
         by_layer = [(layer, *item) for layer, by in (record.layers or {}).items() for item in by.items()]
-        curves = [
+        self._write([
             *((f"train_loss/{site}", values.get("loss")) for site, values in record.train.items()),
             *self._split_curves("validation", metric, record.validation),
             *((f"weight/{site}", weight) for site, weight in (record.site_weights or {}).items()),
@@ -49,8 +49,7 @@ class Curves(Listener):
                 for layer, site, values in by_layer
                 for kind in ("cka", "weight")
             ),
-        ]
-        self._write(curves, record.current_round)
+        ], record.current_round)  # fmt: skip
 
     def tested(self, test: Mapping[str, Mapping[str, float]], metric: str, step: int) -> None:
         self._write(self._split_curves("test", metric, test), step)

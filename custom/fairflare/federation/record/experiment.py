@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fairflare import __version__
+from fairflare.base.checks import refuse, true_texts
 from fairflare.base.disk.files import remove_partials
 from fairflare.base.disk.locks import FolderInUse, FolderLock, describe_holder
 from fairflare.base.settings import flatten
@@ -125,8 +127,10 @@ class Experiment:
         return 0, start
 
     def _load(self) -> Checkpoint | None:
-        check = partial(_check_version, experiment=self.run.experiment)
-        checkpoint = self.folder.load(check) if self.folder is not None else None
+        checkpoint = (
+            None if self.folder is None
+            else self.folder.load(partial(_check_version, experiment=self.run.experiment))
+        )  # fmt: skip
         if checkpoint is not None and checkpoint.next_round == 0 and differing(checkpoint.config, self._config):
             self.say(f"experiment {self.run.experiment!r}: no round was done under other settings; starting anew")
             return None
@@ -135,42 +139,44 @@ class Experiment:
     def _resume(self, checkpoint: Checkpoint, info: dict[str, Any]) -> None:
         run = self.run
         check_same_config(checkpoint.config, self._config, run.experiment)
-        following = [*following_rounds(self.rule, self.place.site_half), *(["crt_rounds"] if run.crt_rounds else [])]
+        following = following_rounds(self.rule, self.place.site_half) + ["crt_rounds"] * bool(run.crt_rounds)
         was = checkpoint.config["num_rounds"]
         # The retraining rounds after the method's own rounds are not counted in the earlier number of rounds either.
         done = checkpoint.next_round if not run.crt_rounds else min(checkpoint.next_round, was)
         check_same_rounds(was, run.num_rounds, done, following, run.experiment)
         self.run_id = str(checkpoint.extra["run"])
         self.journal.synthetic = bool(checkpoint.extra["synthetic"])
-        info["resumed_at_round"] = checkpoint.next_round
-        info["said"] = checkpoint.extra.get("said", {})  # used in model files until the sites report again
-        info[PRIVACY] = checkpoint.extra.get(PRIVACY, {})
+        info |= {
+            "resumed_at_round": checkpoint.next_round,
+            "said": checkpoint.extra.get("said", {}),  # used in model files until the sites report again
+            PRIVACY: checkpoint.extra.get(PRIVACY, {}),
+        }
         self.sums |= checkpoint.extra.get("sums", {})
         differences = [*checkpoint.passed_over, *self._differences(checkpoint, info)]
-        if differences:
-            info["resumed_with"] = differences
+        info |= {"resumed_with": differences} if differences else {}
         self.say(f"experiment {run.experiment!r}: going on at round {checkpoint.next_round} of {run.rounds_in_all}")
         for text in differences:
             self.say(f"experiment {run.experiment!r}: {text}", warning=True)
 
-    def _differences(self, checkpoint: Checkpoint, info: Mapping[str, Any]) -> Iterator[str]:
-        """Yield each difference from the experiment's earlier job that may change the results."""
+    def _differences(self, checkpoint: Checkpoint, info: Mapping[str, Any]) -> list[str]:
+        """Return each difference from the experiment's earlier job that may change the results."""
         was, now = checkpoint.extra["versions"], info["versions"]
-        for name in sorted(set(was) | set(now)):
-            if was.get(name) != now.get(name):
-                yield f"{name} was {was.get(name)}, is {now.get(name)}: the last digits may differ"
         then, here = set(checkpoint.extra["sites"]), set(self._sites)
-        for what, sites in (("no longer", then - here), ("new", here - then)):
-            if sites:
-                yield f"{what} in the job: {', '.join(sorted(sites))}"
         dealt, deals = (flatten(config).get(BY_SITES) for config in (checkpoint.config, self._config))
-        if self.journal.synthetic and dealt != deals:
-            yield f"the synthetic images were dealt to {dealt} sites, are to {deals}: every site has other images"
-        if checkpoint.config["num_rounds"] != self.run.num_rounds:
-            unknown = (
-                "" if training_of(self.place.site_half) else "; whether the sites' training depends on it is not known"
-            )
-            yield f"num_rounds was {checkpoint.config['num_rounds']}, is {self.run.num_rounds}{unknown}"
+        before = checkpoint.config["num_rounds"]
+        unknown = "; whether the sites' training depends on it is not known" * (not training_of(self.place.site_half))
+        return true_texts({
+            **{
+                f"{name} was {was.get(name)}, is {now.get(name)}: the last digits may differ":
+                    was.get(name) != now.get(name)
+                for name in sorted({*was, *now})
+            },
+            f"no longer in the job: {', '.join(sorted(then - here))}": then - here,
+            f"new in the job: {', '.join(sorted(here - then))}": here - then,
+            f"the synthetic images were dealt to {dealt} sites, are to {deals}: every site has other images":
+                self.journal.synthetic and dealt != deals,
+            f"num_rounds was {before}, is {self.run.num_rounds}{unknown}": before != self.run.num_rounds,
+        })  # fmt: skip
 
     def _take_back(self, checkpoint: Checkpoint, like: State) -> State:
         """Restore the rule, the best model and the model files from a checkpoint.
@@ -204,24 +210,23 @@ class Experiment:
         if self.folder is None:
             return
         best = self.files.best
-        extra = {
-            "run": self.run_id,
-            "sites": self._sites,
-            "versions": self.journal.info["versions"],
-            "synthetic": self.journal.synthetic,
-            "said": self.journal.info.get("said", {}),
-            PRIVACY: self.journal.info.get(PRIVACY, {}),
-            "sums": self.sums,
-            "best": best.state_dict(),
-            "best_round": None if best.made is None else best.made + 1,  # the round that began with the best model
-        }
         checkpoint = Checkpoint(
             next_round=next_round,
             model=dict(state),
             rule=self.rule.state_dict(),
             results=self.journal.store.state_dict(),
             config=self._config,
-            extra=extra,
+            extra={
+                "run": self.run_id,
+                "sites": self._sites,
+                "versions": self.journal.info["versions"],
+                "synthetic": self.journal.synthetic,
+                "said": self.journal.info.get("said", {}),
+                PRIVACY: self.journal.info.get(PRIVACY, {}),
+                "sums": self.sums,
+                "best": best.state_dict(),
+                "best_round": None if best.made is None else best.made + 1,  # the round that began with the best model
+            },
         )
         with writing(f"the checkpoint of round {next_round}", self.folder.folder):
             self.folder.save(checkpoint, self.journal.store.log)
@@ -250,20 +255,16 @@ def writing(what: str, folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        why = error.strerror or str(error)
         raise ServerFault(
-            f"{what} cannot be written to {folder}: {why}. Free space there, or choose another disk "
-            "(checkpoint_root in the server's local/fairflare.json), and start the run again; with an experiment id it "
-            "goes on after the last whole round"
+            f"{what} cannot be written to {folder}: {error.strerror or error}. Free space there, or choose another "
+            "disk (checkpoint_root in the server's local/fairflare.json), and start the run again; with an experiment "
+            "id it goes on after the last whole round"
         ) from error
 
 
 def _check_version(extra: Mapping[str, Any], experiment: str) -> None:
     was = str(extra["versions"].get("fairflare"))
-    if not same_version(was):
-        from fairflare import __version__
-
-        raise CheckpointError(
-            f"experiment {experiment!r} was begun with fairflare {was}, this is {__version__}; install that version to "
-            "go on with it, or give the run another experiment id"
-        )
+    refuse({
+        f"experiment {experiment!r} was begun with fairflare {was}, this is {__version__}; install that version to go "
+        "on with it, or give the run another experiment id": not same_version(was),
+    }, CheckpointError)  # fmt: skip

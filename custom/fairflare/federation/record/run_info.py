@@ -80,22 +80,25 @@ def _what_is_run(run: RunSettings, rule: Rule, training: LocalTraining | None, t
     method = called if called and same else method_of(rule, training)
     title = method.title + (" + cRT" if run.crt_rounds and "crt_rounds" not in method.run else "")
     packaged, user_code = origin(type(task))
-    kind = packaged.split(".")[-2].replace("_", " ") + (", with code of its own" if user_code else "")
     loss = method.site.get("criterion", "task")
     used = getattr(training, "criterion", loss)
     title += f" with {used}" if loss == "task" != used else ""
     title += f" ({method.name})" if label in ("", method.name) else f', run "{label}"'
-    without = used != loss != "task"
-    loss_in_words = f"{method.name} without its own loss: criterion={used!r} (its own: {loss!r})" if without else ""
-    title = title if run.num_rounds else f"given model {label!r}, tested without training"
-    return {"title": title, "kind": kind, "without": loss_in_words}
+    without = f"{method.name} without its own loss: criterion={used!r} (its own: {loss!r})"
+    return {
+        "title": title if run.num_rounds else f"given model {label!r}, tested without training",
+        "kind": packaged.split(".")[-2].replace("_", " ") + (", with code of its own" if user_code else ""),
+        "without": without if used != loss != "task" else "",
+    }
 
 
 def directions_of(metrics: Mapping[str, Metric]) -> dict[str, dict[str, Any]]:
     """Return whether a higher value is better, for each metric, and the unit of each metric that has one."""
     units = {name: metric.unit for name, metric in metrics.items() if metric.unit}
-    higher = {name: metric.higher_is_better for name, metric in metrics.items()}
-    return {"higher_is_better": higher, **({"units": units} if units else {})}
+    return {
+        "higher_is_better": {name: metric.higher_is_better for name, metric in metrics.items()},
+        **({"units": units} if units else {}),
+    }
 
 
 def source_of(task: Task) -> dict[str, str] | None:
@@ -125,10 +128,9 @@ def versions() -> dict[str, str]:
 
 def following_rounds(rule: object, site_half: Any) -> list[str]:
     """Return settings whose effect in a round depends on ``num_rounds``, such as ``training.schedule``."""
-    halves = {"rule": rule, "training": training_of(site_half)}.items()
     return [
-        f"{n}.{s}"
-        for n, component in halves
+        f"{half}.{setting}"
+        for half, component in (("rule", rule), ("training", training_of(site_half)))
         if isinstance(component, FollowsNumRounds)
-        for s in component.follows_num_rounds()
+        for setting in component.follows_num_rounds()
     ]

@@ -35,7 +35,8 @@ class TaskRecorder:
         """Return the description of the task as plain values, see ``docs/predict.md``."""
         task, info = self.task, self.info()
         packaged, user_code = origin(type(task))
-        record: dict[str, Any] = {
+        shape = {key: getattr(task, key, None) for key in ("in_channels", "image_size", "intensities")}
+        return {
             "class": packaged,
             "own_code": user_code,
             "settings": values_of(task)["args"],
@@ -43,12 +44,9 @@ class TaskRecorder:
             "metric": task.primary_metric,
             "synthetic": bool(info.get("synthetic")),
             "fairflare": __version__,
+            **{key: list(value) if isinstance(value, tuple) else value for key, value in shape.items()},
+            **(self._source if user_code else {}),
         }
-        shape = {key: getattr(task, key, None) for key in ("in_channels", "image_size", "intensities")}
-        record |= {key: list(value) if isinstance(value, tuple) else value for key, value in shape.items()}
-        if user_code:
-            record |= self._source
-        return record
 
     @cached_property
     def _source(self) -> dict[str, str]:
@@ -71,8 +69,10 @@ def origin(cls: type) -> tuple[str, list[str]]:
             return f"{base.__module__}.{base.__name__}", list(user_parts)
         # What Python itself puts into a class (``__module__``, ``__doc__``) is not the task's own code. A class that
         # adds nothing else to a packaged class counts as that packaged class.
-        named = {n: v for n, v in vars(base).items() if n != "_abc_impl"}
-        user_parts |= {n: None for n, v in named.items() if callable(v) or not re.fullmatch("__.*__", n)}
+        user_parts |= {
+            name: None for name, value in vars(base).items()
+            if name != "_abc_impl" and (callable(value) or not re.fullmatch("__.*__", name))
+        }  # fmt: skip
     raise TypeError(f"{cls.__name__} is no Task")
 
 
@@ -84,6 +84,9 @@ def class_names(task: Task, info: Mapping[str, Any]) -> list[str] | None:
     names = getattr(task, "names", None)
     if names is None or task.classes is None or getattr(task, "class_names", None) or info.get("synthetic"):
         return None if names is None else list(names())
-    name_lists = [report.get("class_names") for report in (info.get("said") or {}).values()]
-    distinct = {tuple(given) for given in name_lists if given and len(given) == task.classes}
+    distinct = {
+        tuple(given)
+        for report in (info.get("said") or {}).values()
+        if (given := report.get("class_names")) and len(given) == task.classes
+    }
     return list(distinct.pop()) if len(distinct) == 1 else [f"class_{number}" for number in range(task.classes)]

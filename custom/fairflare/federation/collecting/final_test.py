@@ -89,18 +89,24 @@ class Tested:
                 far chance moves the site's figures; ``BY_GROUP``: ``{"<attribute>=<group>": sums}``; ``CLINICAL``:
                 clinical figures.
         """
-        by_site = {site: self.phase.stats[site][name] for site in sorted(self.phase.good)}
-        return {site: value for site, value in by_site.items() if value is not None}
+        return {site: value for site in sorted(self.phase.good) if (value := self.phase.stats[site][name]) is not None}
 
     def withheld(self) -> dict[str, list[str]]:
         """Return the names of the test metrics that a site withholds, ``{site: names}``, where it withholds any."""
-        cells = [cell for site in sorted(self.phase.good) for cell in self.phase.stats[site][CELLS]]
-        return group_by_key((c.site, c.name) for c in cells if c.reason == SUPPRESSED and c.split != VALIDATION)
+        return group_by_key(
+            (cell.site, cell.name)
+            for site in sorted(self.phase.good)
+            for cell in self.phase.stats[site][CELLS]
+            if cell.reason == SUPPRESSED and cell.split != VALIDATION
+        )
 
     def withheld_groups(self) -> dict[str, list[str]]:
         """Return the names of groups of people, and of classes in them, that a site withholds, where it does so."""
-        names_by_site = {site: list_suppressed(self.phase.stats[site], IN_GROUPS) for site in sorted(self.phase.good)}
-        return {site: names for site, names in names_by_site.items() if names}
+        return {
+            site: names
+            for site in sorted(self.phase.good)
+            if (names := list_suppressed(self.phase.stats[site], IN_GROUPS))
+        }
 
     def collect_draws(self, metric: str) -> list[Vector]:
         """Return the primary metric on draws of each site's test cases, with what was drawn (such as patients)."""
@@ -113,10 +119,11 @@ class Tested:
 
     def list_undefined(self, metric: str) -> list[str]:
         """Return the sites that answered and whose value of ``metric`` is not finite, sorted."""
-        values = {
-            site: figures.get(OWN + metric, figures.get(metric, 0.0)) for site, figures in self.phase.good.items()
-        }
-        return sorted(site for site, value in values.items() if math.isnan(value))
+        return sorted(
+            site
+            for site, figures in self.phase.good.items()
+            if math.isnan(figures.get(OWN + metric, figures.get(metric, 0.0)))
+        )
 
 
 class FinalTest:
@@ -162,6 +169,8 @@ class FinalTest:
             whole: whether the validation is of whole volumes in a run that validates on patches.
         """
         measure = (SPLIT_TEST, SPLIT_VALIDATION) if validation else (SPLIT_TEST,)
+        # Sums by group are asked for in the test of the last model only.
+        of_groups = {name: getattr(self.run, name) for name in GROUPS.fields if validation and self.run.groups}
 
         def use(phase: Phase, site: str, message: Message) -> dict[str, float]:
             metrics = self._read(phase, site, message)
@@ -174,11 +183,11 @@ class FinalTest:
             })  # fmt: skip
             return metrics
 
-        def exchange(sites: Sequence[str], timeout: float) -> Phase:
-            what: dict[str, Any] = {"measure": measure, "resample": resample, "whole": whole}
-            if validation and self.run.groups:  # sums by group are asked for in the test of the last model only
-                what |= {name: getattr(self.run, name) for name in GROUPS.fields}
-            return self.ask(TASK_VALIDATE, current_round, state, list(sites), timeout, use, **what)
+        def exchange(sites: list[str], timeout: float) -> Phase:
+            return self.ask(
+                TASK_VALIDATE, current_round, state, sites, timeout, use,
+                measure=measure, resample=resample, whole=whole, **of_groups,
+            )  # fmt: skip
 
         phase = exchange(self.roster.list_known(), self.run.validate_timeout)
         tested = Tested(phase, phases=[phase.record()])
@@ -191,11 +200,12 @@ class FinalTest:
             _merge(phase, second)
         phase.left_out |= self.roster.excluded
         if validation:
-            cells = {site: [c for c in phase.stats[site][CELLS] if c.split == VALIDATION] for site in phase.good}
-            tested.validation = self.footing.make_comparable({s: values_of(measured) for s, measured in cells.items()})
-            sampling = tested.collect(SAID)
+            tested.validation = self.footing.make_comparable({
+                site: values_of(cell for cell in phase.stats[site][CELLS] if cell.split == VALIDATION)
+                for site in phase.good
+            })  # fmt: skip
             self.footing = self.footing.drop_empty(
-                {site: values.get("structure_support") or {} for site, values in sampling.items()}
+                {site: values.get("structure_support") or {} for site, values in tested.collect(SAID).items()}
             )
         phase.good = self.footing.make_comparable(phase.good)
         for site in phase.good if self.footing.how == ADJUSTED else ():
@@ -220,10 +230,10 @@ class FinalTest:
         waiting = [list(sites) for sites in lists]
         measured = []
         while waiting := [sites for sites in waiting if sites]:
-            asked = sorted(sites[0] for sites in waiting)
-            timeout, what = self.run.validate_timeout, {"measure": (SPLIT_GLOBAL,)}
-            read = partial(self._read, split=SPLIT_GLOBAL)
-            phase = self.ask(TASK_VALIDATE, current_round, state, asked, timeout, read, **what)
+            phase = self.ask(
+                TASK_VALIDATE, current_round, state, sorted(sites[0] for sites in waiting), self.run.validate_timeout,
+                partial(self._read, split=SPLIT_GLOBAL), measure=(SPLIT_GLOBAL,),
+            )  # fmt: skip
             tested.phases.append(phase.record())
             _merge(tested.phase, phase)
             measured += [sites for sites in waiting if sites[0] in phase.good]
@@ -250,8 +260,10 @@ class FinalTest:
         withheld = {*list_suppressed(stats, IN_GROUPS)}
         if named is not None:
             withheld -= {*named, *(f"{name}/class {part}" for name in run.groups for part in range(self.parts))}
-        odd = f"it keeps the groups {list_names(withheld, 3)}, for which nobody asked"
-        refuse_if(site, {printable(odd): bool(withheld) and (named is not None or not run.groups)})
+        refuse_if(site, {
+            printable(f"it keeps the groups {list_names(withheld, 3)}, for which nobody asked"):
+                bool(withheld) and (named is not None or not run.groups),
+        })  # fmt: skip
         bins = self.parts, run.group_bins, run.calibration_bins
         stats[BY_GROUP] = (
             read_kept(site, stats, run.groups, shapes(*bins), named)

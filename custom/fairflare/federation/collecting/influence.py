@@ -70,8 +70,10 @@ class Influence:
             has, most = self.known.get(site, math.inf), self.bounds.max_samples or math.inf
             used[site] = min(count, has, most)
             why = "max_samples" if most < has else "the training images that it had before the first round"
-            text = f"claims {count:.10g} samples, counted as {used[site]:.10g} ({why})"
-            self._warn_cut(site, "max_samples" if most < has else "num_samples", count, used[site], text)
+            self._warn_cut(
+                site, "max_samples" if most < has else "num_samples", count, used[site],
+                f"claims {count:.10g} samples, counted as {used[site]:.10g} ({why})",
+            )  # fmt: skip
         return used
 
     def states(self, states: dict[str, State], received: State | None) -> dict[str, State]:
@@ -124,8 +126,10 @@ class Influence:
         for site, value in sorted(values.items()):
             bounded[site] = used = min(max(value, middle / factor), middle * factor)
             if name:
-                text = f"{name} {value:.4g} counted as {used:.4g}, {factor:g} times from the median (max_update_norm)"
-                self._warn_cut(site, f"max_update_norm, {name}", value, used, text)
+                self._warn_cut(
+                    site, f"max_update_norm, {name}", value, used,
+                    f"{name} {value:.4g} counted as {used:.4g}, {factor:g} times from the median (max_update_norm)",
+                )  # fmt: skip
         return bounded
 
     def bound_weighing(self, weighing: Weighing) -> Weighing:
@@ -140,11 +144,10 @@ class Influence:
             self._warn_of_majority(layers, words)
             if layers == weighing.layers:
                 return weighing
-            record = {
+            return replace(weighing, layers=layers, record={
                 layer: {site: {**entry, "weight": layers[layer][site]} for site, entry in by.items()}
                 for layer, by in weighing.record.items()
-            }
-            return replace(weighing, layers=layers, record=record)
+            })  # fmt: skip
         if weighing.sites is None:
             return weighing
         whole, buffers = self._bound_layers({"": weighing.sites}, Words()), weighing.buffers
@@ -205,8 +208,10 @@ class Influence:
             wanted = auto_share(max(self.num_sites, sites))
         bound = feasible_bound(sites, float(wanted))
         if bound > float(wanted) + CAP_TOLERANCE:
-            text = f"max_weight {wanted:g} cannot hold with {sites} site(s), 1/{sites} is used"
-            self._warn("", "max_weight", float(wanted), bound, text)
+            self._warn(
+                "", "max_weight", float(wanted), bound,
+                f"max_weight {wanted:g} cannot hold with {sites} site(s), 1/{sites} is used",
+            )  # fmt: skip
         return bound
 
     def _warn_cut(self, site: str, kind: str, value: float, used: float, text: str) -> None:

@@ -7,11 +7,12 @@ they are written one by one to a file until all sites have answered. Models that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import starmap
 from typing import Protocol
 
 import torch
 
-from fairflare.base.checks import few, first_of
+from fairflare.base.checks import few, refuse, true_texts
 from fairflare.core.features.layers import is_statistic
 from fairflare.core.states import State, local_tensor
 from fairflare.exchange.messages import Message, clean_tensor
@@ -90,14 +91,13 @@ class LikeReceived:
         params = {name: value for name, value in message.params.items() if name not in self.stays}
         due = [name for name in received if name not in self.stays]
         averaged = any(received[name].is_floating_point() for name in params if name in received)
-        if problem := first_of({
+        refuse({
             f"site {site!r}: tensor {shorten_value(next(iter(unknown), ''))} is unexpected, the global model has none":
                 bool(unknown),
             f"site {site!r} sent no model; does a filter at the site exclude every tensor?": not params and bool(due),
             f"site {site!r} sent no tensor that is averaged, only {list_names(list(params))}; does a filter at the "
             "site exclude the others?": bool(due) and not averaged,
-        }):  # fmt: skip
-            raise ValueError(problem)
+        })  # fmt: skip
 
         def make(name: str) -> torch.Tensor:
             if name not in params:
@@ -107,12 +107,6 @@ class LikeReceived:
 
         layout = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in received.items()}
         notes = _remark_filters(site, message)
-        if staying := [name for name in message.params if name in self.stays]:
-            notes.append(
-                f"site {site!r}: {list_names(staying)} came that the job's method keeps at the sites; not used"
-            )
-        if absent := [name for name in due if name not in params]:
-            notes.append(f"site {site!r}: {list_names(absent)} of {len(received)} did not come and count as unchanged")
         extra: dict[str, torch.Tensor] = {}
         below = []
         moved = not any(is_trained(name, received[name]) for name in params)
@@ -124,8 +118,13 @@ class LikeReceived:
                 below.append(name)
             if keep:
                 extra[name] = tensor
-        if below:
-            notes.append(f"site {site!r}: {list_names(below)} with variances below 0; the average is kept at 0 or more")
+        staying = [name for name in message.params if name in self.stays]
+        absent = [name for name in due if name not in params]
+        notes += true_texts({
+            f"site {site!r}: {list_names(staying)} came that the job's method keeps at the sites; not used": staying,
+            f"site {site!r}: {list_names(absent)} of {len(received)} did not come and count as unchanged": absent,
+            f"site {site!r}: {list_names(below)} with variances below 0; the average is kept at 0 or more": below,
+        })  # fmt: skip
         return Incoming(layout, make, notes, extra, moved)
 
     def shape_state(self, state: State) -> State:
@@ -147,10 +146,9 @@ def _remark_filters(site: str, message: Message) -> list[str]:
         return []
     text = f"site {site!r}: its model went through {few(list(map(shorten_value, filters)), 3)}"
     if message.is_update:
-        total = left = 0
-        for name, value in message.params.items():
-            tensor = clean_tensor(name, value)
-            total, left = total + tensor.numel(), left + int(torch.count_nonzero(tensor))
+        tensors = starmap(clean_tensor, message.params.items())
+        counts = [(tensor.numel(), int(torch.count_nonzero(tensor))) for tensor in tensors]
+        total, left = map(sum, zip((0, 0), *counts, strict=True))
         text += f"; {100 * left / max(total, 1):.3g} % of the numbers in its update are not 0"
     return [text]
 

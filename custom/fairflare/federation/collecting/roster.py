@@ -49,9 +49,7 @@ class Roster:
     """
 
     def __init__(self, transport: Transport, max_missed: int, min_sites: int) -> None:
-        self.transport = transport
-        self.max_missed = max_missed
-        self.min_sites = min_sites
+        self.transport, self.max_missed, self.min_sites = transport, max_missed, min_sites
         self.excluded: dict[str, str] = {}
         self._patience: dict[tuple[str, str], _Patience] = {}
         self._lock = threading.Lock()  # :meth:`seen` is called in the transport's threads
@@ -74,8 +72,7 @@ class Roster:
     def doubtful(self, sites: Iterable[str]) -> set[str]:
         """Return those of ``sites`` that were dropped and have shown no sign of life since."""
         with self._lock:
-            patience = ((site, self._patience.get((site, ALL))) for site in sites)
-            return {site for site, p in patience if p is not None and p.drops and not p.alive}
+            return {site for site in sites if (p := self._patience.get((site, ALL))) and p.drops and not p.alive}
 
     def why_not(self, asked: Iterable[str], name: str = ALL, among: Iterable[str] | None = None) -> dict[str, str]:
         """Return for each site that is not asked the reason why it is not asked.

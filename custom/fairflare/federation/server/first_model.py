@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load as load_bytes
 from safetensors.torch import save as save_bytes
 
-from fairflare.base.checks import first_of
+from fairflare.base.checks import first_of, refuse
 from fairflare.base.machine.child import run_in_child
 from fairflare.base.own_errors import describe_error
 from fairflare.base.task import Task
@@ -79,12 +79,11 @@ def first_model(task: Task, run: RunSettings, place: Place, makes: tuple[str, ..
         ValueError: the network cannot be built or its weights loaded, or ``exchange`` does not fit the network.
     """
     checkpoint = place.initial_weights(run)
-    named = (
+    outside = (  # the job, whose author reads errors about the file, names one that it does not carry
         place.carried is not None and "initial_weights" not in place.settings
-    )  # the job names the file; its author reads errors about it
-    outside = named and not Path(checkpoint or "/").resolve().is_relative_to((place.carried or Path()).resolve())
-    start = bool(run.initial_ckpt), checkpoint, outside
-    make = partial(_make_first, task, run.seed, run.exchange, makes, start, place.site_half)
+        and not Path(checkpoint or "/").resolve().is_relative_to(place.carried.resolve())
+    )  # fmt: skip
+    make = partial(_make_first, task, run, makes, checkpoint, place.site_half, outside=outside)
     if run.exchange == ALL or not place.apart:
         return make()
     names, first, content = run_in_child(_make_bytes, make, before=brings(task))
@@ -118,12 +117,11 @@ def check_network(model: torch.nn.Module, named: str) -> None:
     """
     of_parameters = dict(model.named_parameters())
     for name, tensor in (of_parameters | dict(model.named_buffers())).items():
-        if torch.nn.parameter.is_lazy(tensor):
-            raise ValueError(
-                f"{named}: {name!r} has no size before the first batch, and the server has no images; give the layer "
-                "its sizes (Conv2d in place of LazyConv2d), or put a batch of zeros through the network in "
-                "build_model()"
-            )
+        refuse({
+            f"{named}: {name!r} has no size before the first batch, and the server has no images; give the layer its "
+            "sizes (Conv2d in place of LazyConv2d), or put a batch of zeros through the network in build_model()":
+                torch.nn.parameter.is_lazy(tensor),
+        })  # fmt: skip
     for name, tensor in model.state_dict().items():
         trained = name in of_parameters and of_parameters[name].requires_grad
         real = tensor.is_floating_point()
@@ -139,17 +137,18 @@ def check_network(model: torch.nn.Module, named: str) -> None:
             "persistent=False) keeps it out of the model that is sent": endless,
         }):  # fmt: skip
             raise ValueError(f"{named}: {name!r} {problem}")
-    if not any(parameter.requires_grad for parameter in of_parameters.values()):
-        raise ValueError(f"{named} has no parameter that is trained; set requires_grad of what is to be learned")
+    refuse({
+        f"{named} has no parameter that is trained; set requires_grad of what is to be learned":
+            not any(parameter.requires_grad for parameter in of_parameters.values()),
+    })  # fmt: skip
 
 
 def _make_first(
-    task: Task, seed: int, exchange: str, makes: tuple[str, ...], start: tuple[bool, str | None, bool], site_half: Any
+    task: Task, run: RunSettings, makes: tuple[str, ...], checkpoint: str | None, site_half: Any, *, outside: bool
 ) -> FirstModel:
-    carried, checkpoint, outside = start
-    torch.manual_seed(seed)  # the same seed as at each site that builds the network
+    torch.manual_seed(run.seed)  # the same seed as at each site that builds the network
     model = build(task)
-    sent = SentTensors(model, exchange, makes)
+    sent = SentTensors(model, run.exchange, makes)
     rest = sent.rest(model.state_dict())
     before = sent.mark(rest)
     try:
@@ -167,26 +166,24 @@ def _make_first(
     check_network(model, "the network with its initial weights")
     state = clean_state(model.state_dict())
     after = sent.mark(state)
-    if carried and after != before:
-        raise ValueError(
-            f"exchange={exchange!r}: initial_ckpt changes tensors that are not sent, and the sites have not got them; "
-            "give every participant the file, as initial_weights of the task or of its local/fairflare.json, or set "
-            "exchange=all"
-        )
+    refuse({
+        f"exchange={run.exchange!r}: initial_ckpt changes tensors that are not sent, and the sites have not got them; "
+        "give every participant the file, as initial_weights of the task or of its local/fairflare.json, or set "
+        "exchange=all": run.initial_ckpt and after != before,
+    })  # fmt: skip
     if rest:
         part = sent.select(state)
         log_lines.append((
-            f"exchange={exchange!r}: {len(part)} of {len(state)} tensors travel, {num_bytes(part)} of "
+            f"exchange={run.exchange!r}: {len(part)} of {len(state)} tensors travel, {num_bytes(part)} of "
             f"{num_bytes(state)} bytes; the others are built at each site",
             False,
         ))  # fmt: skip
-    home = find_local_tensors(site_half, model, lambda text, warning=False: log_lines.append((text, warning)))
     return FirstModel(
         state={name: tensor.clone() for name, tensor in sent.select(state).items()} if rest else state,
         parameters=sent.parameters,
         frozen=frozenset(sent.names) - sent.changing,
         rest=after,
-        at_home=home,
+        at_home=find_local_tensors(site_half, model, lambda text, warning=False: log_lines.append((text, warning))),
         numbers=sum(t.numel() for t in state.values() if t.is_floating_point()),
         nbytes=num_bytes(state),
         tensors=len(state),

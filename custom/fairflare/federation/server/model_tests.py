@@ -95,14 +95,12 @@ class ModelTests:
 
     def _add_groups(self, last: Tested, state: State) -> None:
         """Add the figures of groups of people; with secure sums those over all sites are opened as sums."""
-        bins = self.run.group_bins, self.run.calibration_bins
         numbers, withheld = last.collect(BY_GROUP), last.withheld_groups()
         if self.sums is not None:
             record, has, numbers = RoundRecord(current_round=self.run.rounds_in_all), numbers, {}
+            form = shapes(self.final_test.parts, self.run.group_bins, self.run.calibration_bins)
             try:
-                numbers[POOLED], withheld[POOLED] = self.sums.groups(
-                    record, state, has, shapes(self.final_test.parts, *bins)
-                )
+                numbers[POOLED], withheld[POOLED] = self.sums.groups(record, state, has, form)
             except RoundFailed as failed:  # the model and its other figures are available all the same
                 self.asking.transport.say(f"groups: {failed}", warning=True)
                 record.left_out.append(LeftOut(POOLED, "groups", str(failed)))

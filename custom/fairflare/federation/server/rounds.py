@@ -44,7 +44,7 @@ from fairflare.federation.server.recalibration import Recalibration
 from fairflare.federation.server.retraining import Retraining
 from fairflare.federation.server.sums import SecureSums, SitesLost, SumLost
 from fairflare.federation.site.replies import reasons
-from fairflare.methods.base.rule import MakesTensors, Rule, SendsBeside, SendsParts, State, TwoPhase, enter_run
+from fairflare.methods.base.rule import Rule, SendsBeside, SendsParts, State, TwoPhase, enter_run
 from fairflare.reporting.results import PhaseRecord, RoundRecord
 
 DROP = 0.25  # default of ``channel_drop`` where a site lacks a channel
@@ -74,8 +74,8 @@ class Rounds:
     ) -> None:
         self.task, self.rule, self.settings = task, rule, run
         self.transport, self.place, self.listeners = transport, place, list(listeners)
-        folder, metric = place.run_dir / RESULTS_FOLDER, task.primary_metric
-        self.journal = Journal(folder, transport, listeners, metric, apart=place.spares_memory(run))
+        self.results = place.run_dir / RESULTS_FOLDER
+        self.journal = Journal(self.results, transport, listeners, task.primary_metric, apart=place.spares_memory(run))
         self.metrics = task.by_name()  # metrics of classes that the sites name are added by the check
         self.files = model_files(task, rule, run, place.run_dir, lambda: self.journal.info)
         self.bounds = run.bound_sums()
@@ -83,8 +83,9 @@ class Rounds:
         self.retraining = Retraining(rule, run)
         self.asking = Exchange(run, transport, self.roster, run.straggler_grace, self.journal.tell)
         self.sums = SecureSums(run, self.asking, self.journal) if run.secure else None
-        sums_files = {} if self.sums is None else self.sums.kept
-        self.experiment = Experiment(run, place, self.retraining, self.journal, self.files, transport.say, sums_files)
+        self.experiment = Experiment(
+            run, place, self.retraining, self.journal, self.files, transport.say, self.sums.kept if self.sums else {}
+        )
         enter_run(rule, self.experiment.memory, secure=bool(run.secure))
         self.check = Check(task, run, self.asking, self.journal, self.retraining, self.metrics)
         self.opening = Opening(
@@ -131,10 +132,11 @@ class Rounds:
     def make_collector(self, context: RunContext) -> None:
         """Make what collects and tests models; it needs the network and what the sites reported in the check."""
         run, place = self.settings, self.place
-        self.context, folder = context, place.run_dir / RESULTS_FOLDER / "staging"
+        self.context = context
         self.collector = Collector(
-            self.rule, folder, self.bounds, run.seed, place.models_in_memory, self.metrics, self.sums, context
-        )
+            self.rule, self.results / "staging", self.bounds, run.seed, place.models_in_memory, self.metrics, self.sums,
+            context,
+        )  # fmt: skip
         if self.sums is not None:
             self.sums.learn_layout((context.rows, context.columns), self.collector.bound_weights)
         self.tests = ModelTests(
@@ -177,12 +179,8 @@ class Rounds:
         if self.sums is not None:
             no_key = self.sums.agree(current_round, record.sites, two=asks_again)
             record.sites = [site for site in record.sites if site in self.sums.agreed]
-            makes, stay = rule.makes if isinstance(rule, MakesTensors) else (), self.context.at_home.tensors
-            self.sums.begin(
-                record,
-                {name: tensor for name, tensor in trained.items() if name not in stay and not name.startswith(makes)},
-                self.context.parameters or frozenset(),
-            )
+            summed = {name: tensor for name, tensor in trained.items() if name not in self.context.at_home.tensors}
+            self.sums.begin(record, summed, self.context.parameters or frozenset())
         train = self._ask(TASK_TRAIN, current_round, state, record.sites, run.train_timeout, self._take_training)
         train.left_out |= self.roster.why_not(record.sites) | no_key
         train.good = self.context.footing.make_comparable(train.good)
@@ -196,7 +194,7 @@ class Rounds:
         try:
             if asks_again and len(self.collector.labelled) > 1:
                 self._ask_about_anchor(record)
-            next_state = self._aggregate(record, state, train)
+            next_state = self._aggregate(record, state)
         except SumLost as lost:
             assert self.sums is not None
             self.retraining.load_state_dict(before)
@@ -240,7 +238,7 @@ class Rounds:
                 if len(record.accepted) < self.settings.min_sites:
                     raise RoundFailed(f"round {record.current_round}: {reasons(lost.args[0].items())}") from lost
 
-    def _aggregate(self, record: RoundRecord, received: State, train: Phase) -> State:
+    def _aggregate(self, record: RoundRecord, received: State) -> State:
         """Return the average of what the sites sent, recalibrated where the run says so; record weights and seconds."""
         for listener in self.listeners:
             listener.before_aggregation()
@@ -259,8 +257,7 @@ class Rounds:
         for listener in self.listeners:
             listener.aggregated(next_state)
         if self.settings.keep_local_models:
-            folder = self.place.run_dir / RESULTS_FOLDER / "local_models"
-            self.collector.staging.write_all(folder / f"round_{record.current_round:04d}")
+            self.collector.staging.write_all(self.results / "local_models" / f"round_{record.current_round:04d}")
         self.collector.clear()
         return next_state
 
@@ -294,6 +291,5 @@ class Rounds:
         phase.trained[site] = training
         return training.metrics
 
-    def _take_anchor_report(self, phase: Phase, site: str, message: Message) -> dict[str, float]:
+    def _take_anchor_report(self, phase: Phase, site: str, message: Message) -> None:
         self.collector.keep_anchor(site, self.collector.read_anchor(site, message))
-        return {}

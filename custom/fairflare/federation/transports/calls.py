@@ -82,8 +82,9 @@ class LocalTransport:
 
     def _worker(self, site: str, experiment: str) -> SiteWorker:
         if site not in self._workers:
-            arguments = self._arguments(site, experiment)
-            self._workers[site] = SiteWorker(task=self.task, training=self.training, **arguments)
+            self._workers[site] = SiteWorker(
+                task=self.task, training=self.training, **self._arguments(site, experiment)
+            )
         return self._workers[site]
 
     def _arguments(self, site: str, experiment: str) -> dict[str, Any]:

@@ -61,8 +61,7 @@ def perform_isolated(
     try:
         child.begin(arguments, request.carrying({}), save_bytes(clean_state(request.tensors)))
         while True:
-            reply = child.hear() if speaking([child], poll) else None
-            if reply is not None:
+            if speaking([child], poll) and (reply := child.hear()):
                 return reply
             if should_stop():
                 child.stop()
@@ -127,8 +126,9 @@ class SiteProcess:
         self.close()
         context = multiprocessing.get_context("spawn")
         self._pipe, there = context.Pipe()
-        level = logging.getLogger().getEffectiveLevel()
-        self._process = context.Process(target=_serve, args=(there, self.prepare, level), daemon=True)
+        self._process = context.Process(
+            target=_serve, args=(there, self.prepare, logging.getLogger().getEffectiveLevel()), daemon=True
+        )
         with starting_process(*self.parts):
             self._process.start()
         there.close()
@@ -243,6 +243,5 @@ def obituary(site: str, task: str, child: Any) -> str:
     code = child.exitcode
     how = f"ended with exit code {code}"
     if code is not None and code < 0:
-        hint = "; out of memory?" if -code == signal.SIGKILL else ""
-        how = f"was killed by {signal.Signals(-code).name}{hint}"
+        how = f"was killed by {signal.Signals(-code).name}{'; out of memory?' * (-code == signal.SIGKILL)}"
     return f"site {site!r}: the process of task {task!r} {how}"

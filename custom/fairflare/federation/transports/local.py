@@ -93,11 +93,10 @@ def run_local(
         # With an experiment the sites' state must be there for the next run too.
         state = folder / "fairflare_state" if plan.run.experiment else temporary.path
         rule = copy.deepcopy(plan.rule)  # a rule changes during a run, and the plan may be run again
-        where = (local, state, should_stop)
-        transport = LocalTransport(plan.sites, plan.task, plan.training, *where)
-        if jobs > 1:
-            transport = ProcessTransport(jobs, plan, *where)
-        with transport:
+        with (
+            ProcessTransport(jobs, plan, local, state, should_stop) if jobs > 1
+            else LocalTransport(plan.sites, plan.task, plan.training, local, state, should_stop)
+        ) as transport:  # fmt: skip
             leads = Planning if isinstance(plan.run, PlanRun) else Rounds
             leads(plan.task, rule, plan.run, transport, place, listeners).run()
     return run_dir / RESULTS_FOLDER

@@ -49,8 +49,8 @@ class ProcessTransport(LocalTransport):
     ) -> None:
         super().__init__(plan.sites or [], plan.task, plan.training, local, state, should_stop)
         self._folder = OwnedFolder("models")
-        prepare, number = brings(plan.task), min(jobs, len(self.names))
-        self._children = [SiteProcess(plan.task, plan.training, prepare) for _ in range(number)]
+        prepare = brings(plan.task)
+        self._children = [SiteProcess(plan.task, plan.training, prepare) for _ in self.names[:jobs]]
         self._child_of = {site: self._children[k % len(self._children)] for k, site in enumerate(self.names)}
 
     def __exit__(self, *error: object) -> None:
@@ -77,16 +77,15 @@ class ProcessTransport(LocalTransport):
             for child, queue in queues.items():
                 while queue and not child.busy and stopping is None and not question.enough():
                     site = queue.popleft()
-                    reply = self._begin(child, site, question, model if shared else None)
-                    if reply is not None:  # the task could not be sent to the child
+                    # A reply that is there at once says why the task could not be sent to the child.
+                    if reply := self._begin(child, site, question, model if shared else None):
                         question.hand_over(site, encode_reply(reply, question.task.current_round))
             busy = [child for child in self._children if child.busy]
             if not busy:
                 return
             for child in speaking(busy, POLL):
                 site = child.site
-                reply = child.hear()
-                if reply is not None:
+                if reply := child.hear():
                     question.hand_over(site, encode_reply(reply, question.task.current_round))
 
     def _begin(self, child: SiteProcess, site: str, question: Question, model: Path | None) -> SiteReply | None:

@@ -297,8 +297,7 @@ def build_parts(
 def _task(request: RunRequest, chosen: Chosen, settings: Mapping[str, Any]) -> Task:
     """Return the run's task; raise where a metric of it has no declared direction."""
     if request.monai_bundle is not None:
-        checksum = group_digits(bundle_checksum(Path(request.monai_bundle).expanduser()))
-        settings = {"bundle_sha256": checksum, **settings}
+        settings = {"bundle_sha256": group_digits(bundle_checksum(Path(request.monai_bundle).expanduser())), **settings}
     given = request.task_object
     task: Task = (
         build(chosen.task_class, settings) if given is None else rebuild_task(given, chosen.task_class, settings)

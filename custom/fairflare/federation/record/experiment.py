@@ -127,8 +127,10 @@ class Experiment:
         return 0, start
 
     def _load(self) -> Checkpoint | None:
-        check = partial(_check_version, experiment=self.run.experiment)
-        checkpoint = self.folder.load(check) if self.folder is not None else None
+        checkpoint = (
+            None if self.folder is None
+            else self.folder.load(partial(_check_version, experiment=self.run.experiment))
+        )  # fmt: skip
         if checkpoint is not None and checkpoint.next_round == 0 and differing(checkpoint.config, self._config):
             self.say(f"experiment {self.run.experiment!r}: no round was done under other settings; starting anew")
             return None

@@ -73,8 +73,9 @@ class ModelFiles:
 
     def load_best(self) -> dict[str, torch.Tensor]:
         """Load the best global model from its file, and return it."""
-        content = torch.load(self.folder / BEST_MODEL_FILE, map_location="cpu", weights_only=True)
-        return cast(dict[str, torch.Tensor], content["model"])
+        return cast(dict[str, torch.Tensor], torch.load(
+            self.folder / BEST_MODEL_FILE, map_location="cpu", weights_only=True
+        )["model"])  # fmt: skip
 
     def take_back(
         self,

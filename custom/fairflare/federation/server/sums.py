@@ -161,16 +161,13 @@ class SecureSums:
             raise RoundFailed(
                 f"round {current_round}, keys: {len(second.good)} site(s) {'sent' if second is first else 'agreed on'} "
                 f"keys, secure sums{' of this method' * two} need {least} sites"
-                f"{'; fed_avg needs one less' * (two and least > fewest)}. "
-                f"Left out: {reasons(left.items()) or 'none'}",
+                f"{'; fed_avg needs one less' * (two and least > fewest)}. Left out: {reasons(left.items()) or 'none'}",
                 second,
             )
         self.agreed = sorted(second.good)
         signed = all(len(parts) > 1 for parts in hellos.values())
-        brief = (
-            f"Secure sums of {len(self.agreed)} sites, keys "
-            f"{'signed with certificates' if signed else 'unsigned: protects from a curious server only'}"
-        )
+        safety = "signed with certificates" if signed else "unsigned: protects from a curious server only"
+        brief = f"Secure sums of {len(self.agreed)} sites, keys {safety}"
         text = (
             f"{brief}. No site's model leaves it; the server learns reports and metrics of each, the weights, the "
             "sums, and who took part"
@@ -342,10 +339,8 @@ class SecureSums:
             (weighing.sites or {}, weighing.buffers or weighing.sites or {}), even, strict=True,
         )  # fmt: skip
         asked = [
-            self._question(
-                label, ring, {name: self.received[name] for name in names}, weighing.layers or {"": of_sites}, members,
-                of_part,
-            )
+            self._question(label, ring, {name: self.received[name] for name in names},
+                           weighing.layers or {"": of_sites}, members, of_part)
             for label, names, ring, of_sites, of_part in parts if names
         ]  # fmt: skip
         weighing = self._even_weights(weighing, even, members)
@@ -355,11 +350,10 @@ class SecureSums:
             few = [label for label, by_site in by_class.items() if sum(map(bool, by_site.values())) < FEWEST]
             by_class = by_class | {label: dict.fromkeys(members, 0.0) for label in few}
             asked.append(self._question(CLASS_GRADIENTS, BUFFERS, weighing.means, by_class, members, set()))
-            self._warn_of_exposure(
-                len(few),
+            self._warn_of_exposure(len(few), (
                 f"gradients of classes {list_names(few, 5)} are not summed: fewer than {FEWEST} sites have one, or the "
-                "run's bounds forbid equal weights",
-            )
+                "run's bounds forbid equal weights"
+            ))  # fmt: skip
         sums = self._open_sums(asked, members) if asked else []
         weighing.means = sums.pop() if by_class else {}
         update = {name: part for part in sums for name in part}
@@ -397,11 +391,9 @@ class SecureSums:
             for slices in self.slices for name in slices.tensors if name in layout.columns
         ]  # fmt: skip
         few = sum(by_slice.count({}) for _, _, by_slice in slices)
-        self._warn_of_exposure(
-            few,
-            f"{few} slice(s) of tensors, of channels or structures, stay: fewer than {least} sites of the sum have "
-            "them",
-        )
+        self._warn_of_exposure(few, (
+            f"{few} slice(s) of tensors, of channels or structures, stay: fewer than {least} sites of the sum have them"
+        ))  # fmt: skip
         return json.dumps(slices) if any(share is not None for _, _, by_slice in slices for share in by_slice) else ""
 
     def _owners_weights(self, weights: Weights, lacking: Set[str], least: int) -> dict[str, float] | None:

@@ -126,8 +126,9 @@ class SiteProcess:
         self.close()
         context = multiprocessing.get_context("spawn")
         self._pipe, there = context.Pipe()
-        level = logging.getLogger().getEffectiveLevel()
-        self._process = context.Process(target=_serve, args=(there, self.prepare, level), daemon=True)
+        self._process = context.Process(
+            target=_serve, args=(there, self.prepare, logging.getLogger().getEffectiveLevel()), daemon=True
+        )
         with starting_process(*self.parts):
             self._process.start()
         there.close()

@@ -397,7 +397,7 @@ def test_what_was_drawn_leaves_where_the_draws_do() -> None:
         task, own = Own(), data(validation=1)
         task.has_classes = classes  # type: ignore[misc]
         reply = SiteReply("ok", metrics=cells_of({"dice": 0.3}, "test"), num_samples=9, stats=dict(drawn))
-        Gate("a", task, own, LocalTraining(), classes=True, floor=Floor(own, 5)).keep_home(
+        Gate("a", task, LocalTraining(), classes=True, floor=Floor(own, 5)).keep_home(
             SiteTask("validate", {}, 0, 1, 0), reply
         )
         assert {*reply.stats} & {*drawn} == kept
@@ -413,7 +413,7 @@ def test_what_nobody_declared_stays_where_any_list_has_too_few() -> None:
             stats={"mine": 2},
         )
         own = data(**cases)
-        Gate("a", Own(), own, LocalTraining(), classes=True, floor=Floor(own, 2)).keep_home(
+        Gate("a", Own(), LocalTraining(), classes=True, floor=Floor(own, 2)).keep_home(
             SiteTask("train", {}, 0, 1, 0), reply
         )
         assert metric_values(reply.metrics) == {"dice": 0.3}
@@ -429,9 +429,7 @@ def test_the_number_of_images_stays_where_it_is_below_the_floor(name: str, split
     """Check the split that a task counts: test images, or training images for the norms; `train` counts none."""
     own = data(**{split: 1})
     reply = SiteReply("ok", num_samples=1)
-    Gate("a", Own(), own, LocalTraining(), classes=True, floor=Floor(own, 2)).keep_home(
-        SiteTask(name, {}, 0, 1, 0), reply
-    )
+    Gate("a", Own(), LocalTraining(), classes=True, floor=Floor(own, 2)).keep_home(SiteTask(name, {}, 0, 1, 0), reply)
     held = (name, split) in (("validate", "test"), ("norms", "training"))
     assert reply.num_samples == (None if held else 1)
     assert reply.stats.get("suppressed") == (["num_samples"] if held else None)

@@ -300,7 +300,7 @@ def test_what_is_not_declared_stays_too(names: tuple[str, ...], left: tuple[str,
     """Check classes with any name, also one that ends like a metric that is sent."""
     reply = SiteReply("ok", metrics=make_cells(dict.fromkeys(names, 0.5), split))
     data: Any = SimpleNamespace(test_splits=("test", "test_light"))
-    gate = Gate("a", Named(), data, LocalTraining(), classes=False, floor=Floor(data, 1))
+    gate = Gate("a", Named(), LocalTraining(), classes=False, floor=Floor(data, 1))
     gate.keep_home(SiteTask("validate", {}, 0, 1, 0), reply)
     assert [(cell.split, cell.metric) for cell in reply.metrics] == [(split, name) for name in left]
     assert reply.stats == {"classes_at_home": True}

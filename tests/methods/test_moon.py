@@ -51,16 +51,16 @@ def test_both_other_models_are_in_evaluation_mode_and_constant(worker):
 
     class Watched(ContrastiveTraining):
         def loss(self, run, model, inputs, targets):
-            before = copy.deepcopy(run.own.received.state_dict()), copy.deepcopy(run.own.previous.state_dict())
+            before = [copy.deepcopy(other.state_dict()) for other in run.own]
             value = super().loss(run, model, inputs, targets)
-            for other, state in zip((run.own.received, run.own.previous), before, strict=True):
+            for other, state in zip(run.own, before, strict=True):
                 assert not any(m.training for m in other.modules())
                 assert not any(p.requires_grad for p in other.parameters())
                 assert same(other.state_dict(), state)
             assert model.training
             # Eq. 3 in loops, in float64
             with torch.no_grad():
-                trained, fixed = copy.deepcopy(model), (run.own.received, run.own.previous)
+                trained, fixed = copy.deepcopy(model), run.own
                 z = trained.embed(inputs).double()
                 others = [m.embed(inputs).double() for m in fixed]
                 own = run.task.loss(trained.head(z.float()), targets)

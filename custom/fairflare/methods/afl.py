@@ -13,7 +13,7 @@ from fairflare.base.settings import Positive, settings
 from fairflare.core.aggregation.fair_rules import add_newcomers, finite_or_mean, simplex_projection
 from fairflare.core.weighting import normalise, update_share
 from fairflare.methods.base.catalog import Method
-from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
+from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, read_reports
 from fairflare.methods.base.saved import Saved
 from fairflare.methods.fed_ism import JOB
 from fairflare.methods.parts.probes import PROBE_LOSS, LossProbe
@@ -53,7 +53,7 @@ class AFL(Rule):
         return "its model is that of one site (afl_mode=projected is a mean)" * (self.afl_mode == "argmax")
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        losses = finite_or_mean(inputs.reported("probe_loss"), self._losses)
+        losses = finite_or_mean(read_reports(inputs, "probe_loss"), self._losses)
         self._losses |= losses
         if self.afl_mode == "argmax":
             worst = max(inputs.sites, key=lambda site: losses[site])  # of sites with equal losses, the first by name

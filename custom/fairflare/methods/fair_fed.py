@@ -24,7 +24,7 @@ from fairflare.core.statistics.group_sums import CONFUSION, Sums, add_sums
 from fairflare.core.weighting import normalise
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import TRAINING, VALIDATION, Field
-from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
+from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, read_reports, sample_weights
 from fairflare.methods.base.saved import Saved
 from fairflare.methods.base.training import LocalTraining, SiteRun
 from fairflare.methods.fed_ism import JOB
@@ -147,7 +147,7 @@ class FairFed(Rule):
         shares = sample_weights(inputs)
         before = {**{site: shares[site] for site in inputs.sites if site not in self._omega}, **self._omega}
         plain = self.fairfed_mode == "original"
-        gaps = fair_fed_gaps(inputs.reported("accuracy"), shares, summed=plain)
+        gaps = fair_fed_gaps(read_reports(inputs, "accuracy"), shares, summed=plain)
         details: dict[str, Any] = {"accuracy_gap": gaps}
         if self.fairfed_attribute:
             counts = _alike({site: _counts(inputs.reports[site], site) for site in inputs.sites})

@@ -20,7 +20,7 @@ from fairflare.core.weighting import normalise
 from fairflare.exchange.messages import BySite
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import TRAINING, VALIDATION, Field
-from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
+from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, read_reports
 from fairflare.methods.base.saved import Saved
 from fairflare.methods.base.training import LocalTraining, SiteRun
 from fairflare.methods.parts.probes import ReportsScore, score
@@ -155,7 +155,7 @@ class FedCE(Rule):
         fedism = self.preset == "fedism"
         measured = contributions(
             directions,
-            finite_or_mean(inputs.reported("minus_score")),
+            finite_or_mean(read_reports(inputs, "minus_score")),
             multiply=fedism if self.combine is None else self.combine == "multiply",
             floor=(0.0 if fedism else 1e-6) if self.floor is None else self.floor,
         )

@@ -15,7 +15,7 @@ from fairflare.base.settings import Flag, Positive, settings
 from fairflare.core.weighting import fedga_weights, normalise
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import TRAINING, Field
-from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
+from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, read_reports
 from fairflare.methods.base.saved import Saved
 from fairflare.methods.base.training import SiteRun
 from fairflare.methods.fed_ism import JOB
@@ -95,7 +95,7 @@ class FedGA(Rule):
             ),
         }, RuntimeError)  # fmt: skip
         step = self.step_of(inputs.current_round, inputs.num_rounds, len({*self._weights, *inputs.sites}))
-        gaps = inputs.reported("gap")
+        gaps = read_reports(inputs, "gap")
         self._weights = inputs.remembered(fedga_weights(self._weights, gaps, step, centre=self.centred))
         weights = normalise({site: self._weights[site] for site in inputs.sites})
         return Weighing(sites=weights, values={"step_of_weights": step}, details={"weights": dict(self._weights)})

@@ -24,7 +24,7 @@ from fairflare.base.settings import Flag, NonNegative, Positive, Share, settings
 from fairflare.core.weighting import moving_average, normalise, power_weights
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import TRAINING, Field
-from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
+from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, read_reports, sample_weights
 from fairflare.methods.base.saved import Saved
 from fairflare.methods.base.training import LocalTraining, SiteRun, criterion_losses, refuse_at
 from fairflare.methods.parts.probes import MAX_LOSS
@@ -242,7 +242,7 @@ class FedISM(Rule):
     def weigh(self, inputs: RoundInputs) -> Weighing:
         if not self.saga:
             return Weighing(sites=sample_weights(inputs))
-        fresh = inputs.remembered(power_weights(inputs.reported(VARIANTS[self.variant]), self.q))
+        fresh = inputs.remembered(power_weights(read_reports(inputs, VARIANTS[self.variant]), self.q))
         self._average = moving_average(fresh, self._average, self.beta)
         return Weighing(
             sites=normalise({site: self._average[site] for site in inputs.sites}),

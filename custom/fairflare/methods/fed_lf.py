@@ -17,7 +17,7 @@ from fairflare.core.aggregation.min_norm import EQUAL, evening, fair_factors
 from fairflare.core.states import Made, State
 from fairflare.core.weighting import normalise, uniform_weights
 from fairflare.methods.base.catalog import Method
-from fairflare.methods.base.rule import RoundInputs, Rule, SiteWeights, Weighing
+from fairflare.methods.base.rule import RoundInputs, Rule, SiteWeights, Weighing, read_reports
 from fairflare.methods.base.saved import Own
 from fairflare.methods.parts.probes import PROBE_LOSS, LossProbe
 
@@ -46,7 +46,7 @@ class FedLF(Rule):
     _direction = Own[partial[torch.Tensor] | None](lambda: None)
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        losses = inputs.moderated(finite_or_mean(inputs.reported("probe_loss")), "probe_loss")
+        losses = inputs.moderated(finite_or_mean(read_reports(inputs, "probe_loss")), "probe_loss")
         fair = evening(torch.tensor([losses[site] for site in inputs.sites], dtype=torch.float64))
         layers = inputs.gram(self)
         by_layer = {layer: fair_factors(products, fair) for layer, products in layers.items()}

@@ -30,7 +30,7 @@ from fairflare.core.priors import TIMM, RunningClassMean, rescue_factor
 from fairflare.core.weighting import rescue_weights
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import NO_IMAGES, TRAINING, Field
-from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
+from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, read_reports, sample_weights
 from fairflare.methods.base.training import LocalTraining, SiteRun, class_counts, criterion_loss, criterion_losses
 from fairflare.methods.bsm import BALANCED, JOB, LEARNS
 from fairflare.methods.parts.prior_features import Priors, SitePrior
@@ -252,7 +252,7 @@ class FedMAS(Rule):
     def weigh(self, inputs: RoundInputs) -> Weighing:
         if not self.mas:
             return Weighing(sites=sample_weights(inputs))
-        return Weighing(sites=rescue_weights(inputs.reported("rescue_factor")))
+        return Weighing(sites=rescue_weights(read_reports(inputs, "rescue_factor")))
 
 
 WITH_PROJECTOR = {**LEARNS, "projector_dim": 96}  # width of the packaged prior's features; MoCo's ResNet-50 has 2048

@@ -26,7 +26,7 @@ from fairflare.core.agents.mu_rewards import INITIAL_MU
 from fairflare.exchange.messages import BySite
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import NO_IMAGES, TRAINING, VALIDATION, Field, ReportError
-from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
+from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, read_reports
 from fairflare.methods.base.saved import Own
 from fairflare.methods.fed_prox import JOB
 from fairflare.methods.parts.fair_training import FairProximalTraining
@@ -168,7 +168,7 @@ class FedMRL(Rule):
 
     def _mean_of(self, inputs: RoundInputs, warnings: list[str]) -> float | None:
         """Return F, the mean or sum of the sites' finite losses, or ``None`` if the next round has no fairness term."""
-        finite = {s: v for s, v in inputs.reported("train_loss").items() if math.isfinite(v)}
+        finite = {s: v for s, v in read_reports(inputs, "train_loss").items() if math.isfinite(v)}
         if not finite:
             return None
         if self.fair_mean == "winsorised":

@@ -20,7 +20,7 @@ from fairflare.base.settings import Flag, NonNegative, settings
 from fairflare.core.aggregation.fair_rules import AccumulatedSteps, most_accumulated, nova_weights
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import NO_IMAGES, Field
-from fairflare.methods.base.rule import RoundInputs, Steps, Weighing, sample_weights
+from fairflare.methods.base.rule import RoundInputs, Steps, Weighing, read_reports, sample_weights
 from fairflare.methods.base.training import SiteRun
 from fairflare.methods.fed_prox import JOB, ProximalTraining, Pull
 
@@ -127,10 +127,10 @@ class FedNova(Steps):
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         shares = sample_weights(inputs)
-        norms = inputs.moderated(inputs.reported("step_norm"), "step_norm")
+        norms = inputs.moderated(read_reports(inputs, "step_norm"), "step_norm")
         steps = None
         if self.effective_steps == "steps":
-            reported = inputs.reported("num_steps")
+            reported = read_reports(inputs, "num_steps")
             steps = inputs.moderated({site: reported[site] or norm for site, norm in norms.items()}, "num_steps")
         weights, self.step = nova_weights(shares, norms, steps)
         return Weighing(sites=weights, buffers=shares, values={"step": self.step})

@@ -15,7 +15,7 @@ from fairflare.base.settings import settings
 from fairflare.core.weighting import POWER_FLOOR, blended_weights
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import TRAINING, Field
-from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
+from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, read_reports, sample_weights
 from fairflare.methods.base.saved import Saved
 from fairflare.methods.base.training import SiteRun
 from fairflare.methods.parts.probes import MAX_LOSS, LossProbe, mean_loss
@@ -68,7 +68,7 @@ class FedPID(Rule):
     def weigh(self, inputs: RoundInputs) -> Weighing:
         shares, first = sample_weights(inputs), dict(self._first)
         before = {site: costs[-1] for site, costs in self._costs.items()}
-        costs = inputs.reported("cost")
+        costs = read_reports(inputs, "cost")
         known = {site: cost for site, cost in costs.items() if math.isfinite(cost)}
         known = known and inputs.moderated(known, "cost")
         now = {site: known.get(site, math.nan) for site in costs}

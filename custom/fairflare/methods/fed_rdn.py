@@ -17,7 +17,7 @@ from fairflare.base.settings import settings
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.home import Home
 from fairflare.methods.base.reports import TRAINING, Field
-from fairflare.methods.base.rule import RoundInputs, State, Weighing
+from fairflare.methods.base.rule import RoundInputs, State, Weighing, read_reports
 from fairflare.methods.base.saved import Saved
 from fairflare.methods.base.training import LocalTraining, SiteRun, refuse_at
 from fairflare.methods.fed_avg import FedAvg
@@ -123,7 +123,7 @@ class FedRDN(FedAvg):
         return {TOLD: [self._statistics[site] for site in sorted(self._statistics)]}
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        reported = inputs.reported("input_std")
+        reported = read_reports(inputs, "input_std")
         known = {site: stds for site, stds in reported.items() if stds and all(map(math.isfinite, stds))}
         lengths = [len(stds) for stds in known.values()]
         channels = max(lengths, key=lengths.count, default=0)  # the number at most sites

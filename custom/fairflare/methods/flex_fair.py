@@ -24,7 +24,7 @@ from fairflare.core.statistics.group_metrics import positives
 from fairflare.exchange.messages import BySite
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import Field
-from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
+from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, read_reports, sample_weights
 from fairflare.methods.base.saved import Saved
 from fairflare.methods.base.training import LocalTraining, SiteRun, criterion_losses
 from fairflare.methods.fed_ism import JOB
@@ -201,7 +201,7 @@ class FlexFair(Rule):
 
     def _tables(self, inputs: RoundInputs) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, np.ndarray[Any, Any]]]:
         """Return losses and numbers of images by row and class of each site whose report has most sites' shape."""
-        reports = inputs.reported(GROUP_LOSSES.name)
+        reports = read_reports(inputs, GROUP_LOSSES.name)
         form = {s: (inputs.reports[s]["rows"], len(reported or ())) for s, reported in reports.items()}
         most = Counter(
             shape for shape in form.values() if shape[1] and not (shape[0] % 1 or shape[1] % shape[0])

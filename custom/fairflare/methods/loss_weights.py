@@ -12,7 +12,7 @@ from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import Positive, settings
 from fairflare.core.weighting import proportional_weights, tilted_weights
 from fairflare.methods.base.catalog import Method
-from fairflare.methods.base.rule import RoundInputs, Weighing
+from fairflare.methods.base.rule import RoundInputs, Weighing, read_reports
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_ism import JOB
 from fairflare.methods.parts.probes import PROBE_LOSS, LossProbe
@@ -52,7 +52,7 @@ class LossWeights(FedAvg):
     bound_gap: Positive = 0.2
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        shares, losses = self.shares(inputs), inputs.reported("probe_loss")
+        shares, losses = self.shares(inputs), read_reports(inputs, "probe_loss")
         if self.form == "prop_fair":
             return Weighing(sites=proportional_weights(shares, losses, self.loss_bound, self.bound_gap))
         return Weighing(sites=tilted_weights(shares, losses, self.tilt if self.form == "term" else 1 / self.eba_tau))

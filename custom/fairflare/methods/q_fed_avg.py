@@ -17,7 +17,7 @@ from fairflare.core.aggregation.updates import squared_norms
 from fairflare.core.weighting import POWER_FLOOR, power_weights, uniform_weights
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import LENGTH, TRAINING, Field
-from fairflare.methods.base.rule import RoundInputs, Steps, Weighing
+from fairflare.methods.base.rule import RoundInputs, Steps, Weighing, read_reports
 from fairflare.methods.parts.probes import PROBE_LOSS, LossProbe
 
 
@@ -84,12 +84,12 @@ class QFedAvg(Steps):
         return report
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        losses = finite_or_mean(inputs.reported("probe_loss"))
+        losses = finite_or_mean(read_reports(inputs, "probe_loss"))
         if self.q_form == "weighted":
             return Weighing(sites=power_weights(losses, self.q))
         losses = inputs.moderated({site: max(loss, POWER_FLOOR) for site, loss in losses.items()}, "probe_loss")
         if self.secure:
-            lengths = inputs.moderated(inputs.reported(LENGTH), LENGTH)
+            lengths = inputs.moderated(read_reports(inputs, LENGTH), LENGTH)
             squares = {site: norm * norm for site, norm in lengths.items()}
         else:
             squares = squared_norms(inputs.states, inputs.start(self), inputs.parameters)

@@ -16,7 +16,7 @@ from fairflare.core.weighting import uniform_weights
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.home import fitting, keep
 from fairflare.methods.base.reports import NO_IMAGES, Field
-from fairflare.methods.base.rule import RoundInputs, SendsBeside, State, SumOfKept, Weighing
+from fairflare.methods.base.rule import RoundInputs, SendsBeside, State, SumOfKept, Weighing, read_reports
 from fairflare.methods.base.saved import Saved
 from fairflare.methods.base.training import LocalTraining, SiteRun, refuse_at
 
@@ -120,7 +120,7 @@ class Scaffold(SumOfKept, SendsBeside):
         return dict(self._control)
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        reported = inputs.reported("rate_sum")
+        reported = read_reports(inputs, "rate_sum")
         # A falsely small sum would make the change of c large; a falsely large one makes it small.
         least = inputs.moderated(
             {site: min(rate, median(reported.values())) for site, rate in reported.items()}, "rate_sum"

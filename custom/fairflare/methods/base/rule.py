@@ -69,10 +69,6 @@ class RoundInputs:
     suppressed: Mapping[str, Collection[str]] = field(default_factory=dict)  # fields that a site withholds, by site
     seed: int = 0  # seed of the run; 0 under stock controllers, which have none
 
-    def reported(self, name: str) -> dict[str, Any]:
-        """Return the value of the report's field ``name`` by site of the round."""
-        return {site: self.reports[site][name] for site in self.sites}
-
     def changing(self, state: State) -> State:
         """Return the tensors of a state that training can change, as a mapping that reads each tensor at access."""
         return Made([name for name in state if name not in self.frozen], state.__getitem__) if self.frozen else state
@@ -354,6 +350,11 @@ class FollowsNumRounds(Protocol):
 def anchor_fields(rule: type[Rule]) -> tuple[Field, ...]:
     """Return the fields that sites report about the anchor, the average of their models; empty for most rules."""
     return rule.anchor_fields if issubclass(rule, TwoPhase) else ()
+
+
+def read_reports(inputs: RoundInputs, name: str) -> dict[str, Any]:
+    """Return the value of the reports' field ``name`` by site of the round."""
+    return {site: inputs.reports[site][name] for site in inputs.sites}
 
 
 def sample_weights(inputs: RoundInputs) -> SiteWeights:

@@ -27,7 +27,7 @@ from fairflare.core.agents.mu_rewards import (
     warmup_in,
 )
 from fairflare.core.agents.thompson import standardise, thompson
-from fairflare.methods.base.rule import RoundInputs
+from fairflare.methods.base.rule import RoundInputs, read_reports
 from fairflare.methods.base.saved import KeepsState, Own, Saved
 
 if TYPE_CHECKING:
@@ -91,9 +91,9 @@ class MuPolicy(KeepsState, Part):
 
 def _accuracy(inputs: RoundInputs) -> float | None:
     """Return the received model's accuracy over all sites' validation images; ``None``: no site measured it."""
-    counts = inputs.reported("num_validation")  # a withheld count is NaN
+    counts = read_reports(inputs, "num_validation")  # a withheld count is NaN
     return global_accuracy(
-        inputs.reported("global_accuracy"),
+        read_reports(inputs, "global_accuracy"),
         {site: 0.0 if math.isnan(count) else count for site, count in counts.items()},
     )
 
@@ -241,8 +241,10 @@ class QMixMu(MuPolicy):
 
     def _observations(self, inputs: RoundInputs) -> dict[str, Sequence[float]]:
         reports = {site: inputs.reports[site] for site in inputs.sites}
-        self._classes = max([self._classes, *(int(count or 1) for count in inputs.reported("num_classes").values())])
-        self._entropy |= {site: value for site, value in inputs.reported("entropy").items() if value is not None}
+        self._classes = max(
+            [self._classes, *(int(count or 1) for count in read_reports(inputs, "num_classes").values())]
+        )
+        self._entropy |= {site: value for site, value in read_reports(inputs, "entropy").items() if value is not None}
         total = sum(inputs.num_samples[site] for site in reports)
         least = -math.log(self._classes)  # sites may report different numbers of classes
         entropy = {site: max(value, least) for site, value in self._entropy.items()}

@@ -146,10 +146,8 @@ class SecureSums:
         least = max(FEWEST + two, fewest)
         first = second = self.ask(TASK_KEYS, current_round, {}, live, timeout, take_hello)
         if len(first.good) >= least:
-            second = self.ask(
-                TASK_KEYS, current_round, {}, sorted(first.good), timeout, _head_only,
-                sums={RUN: self.id, HELLOS: [hellos[site] for site in first.good]},
-            )  # fmt: skip
+            shown = {RUN: self.id, HELLOS: [hellos[site] for site in first.good]}
+            second = self.ask(TASK_KEYS, current_round, {}, sorted(first.good), timeout, _head_only, sums=shown)
         left = {**out, **first.left_out, **second.left_out}
         about = {why: match[1] for why in second.left_out.values() if (match := REFUSES.search(why))}
         (worst, count), *_ = [*Counter(about.values()).most_common(1), ("", 0)]
@@ -420,11 +418,9 @@ class SecureSums:
         even = dict.fromkeys(members, 1 / len(members))
         alone = " (trained tensors alone)" * (not parts[1]) + " (buffers alone)" * (not parts[0])
         where = f"layers {list_names(layers, 3)}" if weighing.layers else f"this round{alone}"
-        self.journal.record_warnings([Warned(
-            "", "exposure", 1.0, Limits().max_exposure,
-            f"weights of {where} made equal: the method's would show one site's update",
-            len(layers) if weighing.layers else None,
-        )], self.record)  # fmt: skip
+        text = f"weights of {where} made equal: the method's would show one site's update"
+        warning = Warned("", "exposure", 1.0, Limits().max_exposure, text, len(layers) if weighing.layers else None)
+        self.journal.record_warnings([warning], self.record)
         if weighing.layers is None:
             buffers = weighing.buffers or weighing.sites
             return replace(weighing, sites=even if parts[0] else weighing.sites, buffers=even if parts[1] else buffers)
@@ -451,11 +447,8 @@ class SecureSums:
         for part in (part for part in parts if tuple(part) not in done):
             totals |= dict.fromkeys(part, additions_for(asked, part if dealt else None))
         every = {id(total): total for total in totals.values()}.values()  # those of a part's sites are one object
-        asking = {
-            RUN: self.id,
-            QUESTIONS: [total.question.plain() for additions in every for total in additions.values()],
-            **({PARTS: dealt} if dealt else {}),
-        }
+        plain = [total.question.plain() for additions in every for total in additions.values()]
+        asking = {RUN: self.id, QUESTIONS: plain, **({PARTS: dealt} if dealt else {})}
 
         def add(phase: Phase, site: str, message: Message) -> None:
             self._add(site, message, totals[site], sum(layout.numbers for _, layout in asked))
@@ -514,10 +507,8 @@ class SecureSums:
         except (TypeError, ValueError) as error:
             raise ReportError(name_site_in_reason(site, printable(str(error)))) from error
         if clipped > 1e-6 * numbers:
-            self.journal.record_warnings([Warned(
-                site, "secure", clipped, 0.0,
-                f"{clipped} of {numbers} numbers of its update were cut to the bound of the sum",
-            )], self.record)  # fmt: skip
+            text = f"{clipped} of {numbers} numbers of its update were cut to the bound of the sum"
+            self.journal.record_warnings([Warned(site, "secure", clipped, 0.0, text)], self.record)
 
     def _leave(self, lost: Mapping[str, str], released: Set[str], gone: Mapping[str, str]) -> dict[str, str]:
         """Record sites whose group has no sum, and return why; leave a group out for good if its whole sum is wrong.

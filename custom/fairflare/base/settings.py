@@ -297,7 +297,8 @@ def _plain(value: Any) -> Any:
 def choices(base: type) -> dict[str, type]:
     """Return the classes that a setting of class ``base`` may have, by their ``kind``: ``base`` and its subclasses."""
     classes = {vars(base)["kind"]: base} if isinstance(vars(base).get("kind"), str) else {}
-    for cls in base.__subclasses__():
+    below: list[type] = type.__subclasses__(base)
+    for cls in below:
         classes |= choices(cls)
     return classes
 

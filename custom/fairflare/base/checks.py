@@ -235,8 +235,9 @@ def refuse(problems: Mapping[str, object], kind: Callable[[str], Exception] = Va
         problems: whether something has a problem, by the text that describes the problem.
         kind: class of the error, or a function that makes it from the text.
     """
-    if text := first_of(problems):
-        raise kind(text)
+    for text, holds in problems.items():
+        if holds:
+            raise kind(text)
 
 
 def refuse_if(site: str, problems: Mapping[str, bool]) -> None:

@@ -266,16 +266,17 @@ def _mean_of(
     for site, state in states.items():
         tensor = state[name]
         where, whose = f"site {site!r}: tensor {name!r}", f"site {first_site!r}"
-        checks.refuse({
-            f"{where} must be a torch.Tensor, got {type(tensor).__name__}": not isinstance(tensor, torch.Tensor),
-        })  # fmt: skip
+        if not isinstance(tensor, torch.Tensor):  # not by refuse(): it would cost more than small tensors' sums
+            raise ValueError(f"{where} must be a torch.Tensor, got {type(tensor).__name__}")
         if look:  # a non-finite value shows up in a mean, but a median may hide it
             check_finite(tensor, where)
         if mean is None:
             checks.refuse({f"{where} is {tensor.dtype}, not a real number": tensor.is_complex()})
             mean = RobustMiddle(name, tensor, how) if look else WeightedMean(name, tensor, HELD)
-        checks.same_shape(where, tensor, whose, mean.like)
-        _check_kind(tensor, mean.like, where, whose)
+        like = mean.like
+        if tensor.shape != like.shape or tensor.is_floating_point() != like.is_floating_point():
+            checks.same_shape(where, tensor, whose, like)
+            _check_kind(tensor, like, where, whose)
         # Integer tensors are not averaged and need no weight.
         mean.add(tensor, weights_of(name)[site] if tensor.is_floating_point() else 0.0)
     assert mean is not None

@@ -411,7 +411,8 @@ def capped_weights(weights: Mapping[str, float], bound: float | Mapping[str, flo
         bound = dict.fromkeys(given, bound)
     elif bound.keys() != given.keys():
         checks.same_names("the bounds", bound, "the weights", given)
-    bounds = {site: feasible_bound(len(given), bound[site]) for site in given}
+    feasible = {most: feasible_bound(len(given), most) for most in set(bound.values())}
+    bounds = {site: feasible[bound[site]] for site in given}
     if all(weight <= bounds[site] + CAP_TOLERANCE for site, weight in given.items()):
         return given
     capped_by_site, capped = dict(given), set[str]()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -22,6 +23,28 @@ if TYPE_CHECKING:
 MAX_NAMED, NAMED_OF_MANY = 12, 4  # most lines that are all named; number of named lines if there are more
 MAX_BANDS = 3  # largest number of lines whose deviation over seeds is shown
 MAX_PANELS = 12
+
+
+@dataclass(frozen=True)
+class LineOptions:
+    """Say how lines are drawn.
+
+    Attributes:
+        worst_first: whether, of many lines, the lowest at the end are named; False: the highest.
+        log: whether the vertical axis is logarithmic.
+        final: names of lines whose last point is the final model in place of a round; the point is marked.
+        ranks: labels of the methods, if lines are methods: a line's look follows its rank, and rounds may differ.
+        along: what the horizontal axis numbers.
+    """
+
+    worst_first: bool = True
+    log: bool = False
+    final: Collection[str] = ()
+    ranks: Sequence[str] = ()
+    along: str = "round"
+
+
+USUAL = LineOptions()
 
 
 def frame(values: Iterable[Sequence[Any]]) -> pd.DataFrame:
@@ -57,8 +80,7 @@ def figures(panel: pd.DataFrame, attribute: str = "mean") -> pd.DataFrame:
 
 def lines(
     material: Material, name: str, title: str, panels: Mapping[str, pd.DataFrame], caption: str, unit: str,
-    *, worst_first: bool = True, log: bool = False, final: Collection[str] = (), ranks: Sequence[str] = (),
-    along: str = "round",
+    options: LineOptions = USUAL,
 ) -> Picture:  # fmt: skip
     """Return a picture with panels of lines over the rounds, and one legend.
 
@@ -69,14 +91,10 @@ def lines(
         panels: tables from :func:`panels_of`, by the panel's title.
         caption: see :class:`Picture`.
         unit: label of the vertical axis.
-        worst_first: whether, of many lines, the lowest at the end are named; False: the highest.
-        log: whether the vertical axis is logarithmic.
-        final: names of lines whose last point is the final model in place of a round; the point is marked.
-        ranks: labels of the methods, if lines are methods: a line's look follows its rank, and rounds may differ.
-        along: what the horizontal axis numbers.
+        options: how the lines are drawn.
     """
     most = max(len(of.columns) for of in panels.values())
-    which = "lowest" if worst_first else "highest"
+    which = "lowest" if options.worst_first else "highest"
     caption += "".join(true_texts({
         f" Of more than {MAX_NAMED} lines the {NAMED_OF_MANY} {which} in the end are named, the others grey.": (
             most > MAX_NAMED
@@ -94,10 +112,10 @@ def lines(
         made = figure(0.75 + 1.9 * high + rows_of_legend(shown), title, material.synthetic)
         flat = list(made.subplots(high, columns, squeeze=False).flat)
         for axes, (heading, panel) in zip(flat, drawn.items(), strict=False):
-            _draw_lines(axes, panel, worst_first, final, ranks)
-            _scale(axes, figures(panel), log)
+            _draw_lines(axes, panel, options)
+            _scale(axes, figures(panel), options.log)
             axes.set(title=label(heading, 40), ylabel=label(unit))
-            axes.set_xlabel(along + "; in the ring the final model" * bool(final))
+            axes.set_xlabel(options.along + "; in the ring the final model" * bool(options.final))
         for axes in flat[len(drawn) :]:
             axes.set_axis_off()
         legend(made, flat[0], shown)
@@ -106,21 +124,19 @@ def lines(
     return Picture(name, draw, caption)
 
 
-def _draw_lines(
-    axes: Axes, panel: pd.DataFrame, worst_first: bool, final: Collection[str], ranks: Sequence[str]
-) -> None:
+def _draw_lines(axes: Axes, panel: pd.DataFrame, options: LineOptions) -> None:
     means, deviations = figures(panel), figures(panel, "sd").fillna(0)
     named = list(panel.columns)
     if len(named) > MAX_NAMED:
-        ends = means.ffill().iloc[-1].dropna().sort_values(ascending=worst_first, kind="stable")
+        ends = means.ffill().iloc[-1].dropna().sort_values(ascending=options.worst_first, kind="stable")
         named = [name for name in panel if name in ends.index[:NAMED_OF_MANY]]
         axes.plot(means.drop(columns=named), color=MUTED, linewidth=0.6, alpha=0.6)
     for name in named:
-        style = look((ranks if ranks and len(panel.columns) <= MAX_NAMED else named).index(name))
-        line = means[name].dropna() if ranks else means[name]
+        style = look((options.ranks if options.ranks and len(panel.columns) <= MAX_NAMED else named).index(name))
+        line = means[name].dropna() if options.ranks else means[name]
         axes.plot(line, color=style.colour, linestyle=style.dashes, marker=style.marker, label=label(name),
                   markevery=max(1, len(line) // 8))  # fmt: skip
-        if name in final:
+        if name in options.final:
             axes.plot(line[-1:], color=style.colour, marker="o", markersize=9, markerfacecolor="none")
         if len(panel.columns) <= MAX_BANDS and figures(panel, "sd")[name].notna().any():
             reach = deviations[name][line.index]
@@ -143,7 +159,7 @@ def _scale(axes: Axes, means: pd.DataFrame, log: bool) -> None:
 
 def site_parts(
     material: Material, found: pd.DataFrame, name: str, title: str, caption: str, unit: str,
-    names: Sequence[str] = (), *, along: str = "round", **options: Any,
+    names: Sequence[str] = (), options: LineOptions = USUAL,
 ) -> list[Picture | Table]:  # fmt: skip
     """Return a picture and a table of a value that every site has in every round; empty for no values.
 
@@ -159,6 +175,6 @@ def site_parts(
         if isinstance(cell, Spread)
     ]
     return [
-        lines(material, name, title, panels, caption, unit, along=along, **options),
-        Table(name, f"{title}, by {along}.", ["method", along, "site", unit], rows, folded=True),
+        lines(material, name, title, panels, caption, unit, options),
+        Table(name, f"{title}, by {options.along}.", ["method", options.along, "site", unit], rows, folded=True),
     ] if panels else []  # fmt: skip

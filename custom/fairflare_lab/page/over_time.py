@@ -12,7 +12,7 @@ from fairflare.reporting.layout import Cell, Table
 from fairflare.reporting.values import are_linked, sentence
 from fairflare_lab.compare.rows import Row
 from fairflare_lab.page.content import NOTHING, Picture, Section
-from fairflare_lab.page.lines import frame, lines, panels_of, site_parts
+from fairflare_lab.page.lines import LineOptions, frame, lines, panels_of, site_parts
 from fairflare_lab.page.material import Material, name_metric
 
 MEASURES = {"average": "mean", "std": "std", "worst site": "worst"}
@@ -56,7 +56,7 @@ def rounds(material: Material, split: str = "validation") -> Section:
             material, key, text, panels,
             f"Of {which}{material.over_seeds}.{ends * bool(final)} A flat end says that training has levelled off; "
             "figures of a run that still rises depend on when it was stopped.", metric,
-            final=final, ranks=labels,
+            LineOptions(final=final, ranks=labels),
         ),
         Table(key, f"{text}, of {which}.", ["method", "round", *MEASURES, "runs"], cells, folded=True),
     ]  # fmt: skip
@@ -65,7 +65,7 @@ def rounds(material: Material, split: str = "validation") -> Section:
         parts += site_parts(
             material, values, "rounds_sites", f"{sentence(metric)} on the validation split of every site",
             "A line for each site.", metric,
-            worst_first=material.higher, final=material.sites if final else [],
+            options=LineOptions(worst_first=material.higher, final=material.sites if final else []),
         )  # fmt: skip
     return Section(key, title, parts=parts)
 

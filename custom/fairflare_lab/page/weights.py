@@ -7,7 +7,7 @@ import statistics
 from fairflare.base.checks import group_by_key
 from fairflare.reporting.layout import Table
 from fairflare_lab.page.content import Picture, Section
-from fairflare_lab.page.lines import collect_values, frame, site_parts
+from fairflare_lab.page.lines import LineOptions, collect_values, frame, site_parts
 from fairflare_lab.page.material import Material
 
 
@@ -31,13 +31,13 @@ def layers(material: Material) -> Section:
         *site_parts(
             material, frame(weights), "layer_weights", "Weight of each site in each layer",
             f"From the first layer to the last: means over the rounds{' and the seeds' * bool(material.over_seeds)}.",
-            "weight", names, along="layer",
+            "weight", names, LineOptions(along="layer"),
         ),
         *site_parts(
             material, unlike, "similarity",
             "How unlike each site's features are to the anchor's (1 - similarity)",
             "Mean over the layers; 0 is alike. Logarithmic.", "1 - similarity",
-            worst_first=False, log=True,
+            options=LineOptions(worst_first=False, log=True),
         ),
     ]  # fmt: skip
     return Section("layers", "Weights by layer and site", parts=parts)

@@ -80,8 +80,10 @@ class FolderVolumeClasses(FolderVolumes, LabelledImages):
 
     def parts(self, split: str, index: int) -> Arrays:
         sample = self.datalist.splits[split][index]
-        label = np.array(0 if sample.label is None else self.class_of(sample, split))
-        return {**super().parts(split, index), "label": label}
+        return {
+            "label": np.array(0 if sample.label is None else self.class_of(sample, split)),
+            **super().parts(split, index),
+        }
 
 
 class PhantomVolumeClasses(PhantomVolumes):

@@ -88,9 +88,9 @@ def _of_patients(site: str, splits: Mapping[str, list[Patient]], folder: Path | 
         for i, patient in enumerate(patients):
             name = f"{split}-{i:03d}"
             if folder is not None:
-                files = [Path(folder, site, kind, f"{name}.nii") for kind in ("images", "labels")]
-                patient.write(*files)
-                yield Item(name, name, *files, name, splits=(split,), spacing=patient.voxel)
+                volume, label = (Path(folder, site, kind, f"{name}.nii") for kind in ("images", "labels"))
+                patient.write(volume, label)
+                yield Item(name, name, volume, label, name, splits=(split,), spacing=patient.voxel)
                 continue
             for k, (image, mask) in enumerate(zip(patient.image[0].T, patient.label.T, strict=True)):
                 yield Item(f"{name}_{k}", name, image, mask, name, splits=(split,), volume=name)

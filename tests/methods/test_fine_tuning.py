@@ -395,4 +395,4 @@ def test_a_network_without_the_part_is_refused_before_the_first_round(tmp_path: 
 def test_a_script_of_the_sites_cannot_fine_tune(tmp_path: Path) -> None:
     lent = _Lent(half(), None)  # type: ignore[arg-type]
     with pytest.raises(SiteError, match="personalise=finetune:all is done by"):
-        lent.check(SimpleNamespace(site="site-1"), nn.Identity())  # type: ignore[arg-type]
+        lent.check(SimpleNamespace(site="site-1", computing=""), nn.Identity())  # type: ignore[arg-type]

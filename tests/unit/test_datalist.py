@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 
 from fairflare.data.datalist import SPLITS, DataError, Sample, load_datalist, write_datalist
-from fairflare.data.reading import read_image, read_mask, read_pair
+from fairflare.data.reading import read_image, read_mask
+from fairflare.data.whole_volumes import read_pair
 
 
 def png(path: Path, array: Any) -> Path:

@@ -19,7 +19,8 @@ from PIL import Image
 from fairflare.data import reading
 from fairflare.data.datalist import SPLITS, DataError, Sample, write_datalist
 from fairflare.data.image_file import MAX_IMAGE_BYTES, TooLarge, Volume, image_file
-from fairflare.data.reading import read_image, read_mask, read_pair
+from fairflare.data.reading import read_image, read_mask
+from fairflare.data.whole_volumes import read_pair
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
 

@@ -17,8 +17,8 @@ from fairflare.data import dicom_seg
 from fairflare.data.datalist import DataError, Sample
 from fairflare.data.preparers.looking import look_at_volume
 from fairflare.data.preparers.trees import pairs
-from fairflare.data.reading import read_image, read_mask, read_pair
-from fairflare.data.whole_volumes import read_whole
+from fairflare.data.reading import read_image, read_mask
+from fairflare.data.whole_volumes import read_pair, read_whole
 from tests.unit.dicom_files import AXIAL, dicom, series
 from tests.unit.test_one_folder import OBJECTS, without_pixels
 from tests.unit.test_prepare_volumes import fairflare

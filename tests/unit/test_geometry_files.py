@@ -24,8 +24,8 @@ from fairflare.data.datalist import SPLITS, DataError, Sample, load_datalist, wr
 from fairflare.data.image_file import image_file
 from fairflare.data.orientation import ORIENTATIONS
 from fairflare.data.preparers import prepare_folders, prepare_masks, prepare_volumes
-from fairflare.data.reading import Reading, notes_on, read_image, read_mask, read_pair, slices_in, turn_and_size
-from fairflare.data.whole_volumes import read_whole
+from fairflare.data.reading import Reading, notes_on, read_image, read_mask, slices_in, turn_and_size
+from fairflare.data.whole_volumes import read_pair, read_whole
 from fairflare.prediction.masks import write_mask
 from tests.unit.dicom_files import dicom, group
 

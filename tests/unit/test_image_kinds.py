@@ -18,7 +18,8 @@ from fairflare.data.datalist import DataError, Sample, load_datalist, write_data
 from fairflare.data.image_file import ImageFile, TooLarge, image_file, kind_of
 from fairflare.data.intensity import Intensity
 from fairflare.data.orientation import ORIENTATIONS, back, turn_of, turn_view
-from fairflare.data.reading import Reading, read_image, read_mask, read_pair, slices_in
+from fairflare.data.reading import Reading, read_image, read_mask, slices_in
+from fairflare.data.whole_volumes import read_pair
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from fairflare.cli.commands import app
 from fairflare.data.datalist import load_datalist
 from fairflare.data.preparers import prepare_volumes
-from fairflare.data.reading import read_pair
+from fairflare.data.whole_volumes import read_pair
 from tests.tiny import run_document
 
 GROUPS = ("bytes", "hundreds", "large")

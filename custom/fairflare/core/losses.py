@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
-from torch import Tensor, nn
 
 from fairflare.base import checks
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 PRIOR_FLOOR = 1e-12  # least share of a class, log -27.63; the authors' log(0) becomes NaN if it is multiplied by 0
 COUNT_FLOOR = 1e-8  # least class count in FedLC, as in the code used by Fed-MAS: an absent class has margin 100 tau

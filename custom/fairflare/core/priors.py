@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fairflare.base import checks
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NORM_FLOOR = 1e-12  # with this floor a feature vector of zeros has the distance 2 to every vector
 MIN_SUM = 1e-12  # divergences are not divided by their sum if the sum is at most this

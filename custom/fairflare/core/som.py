@@ -18,11 +18,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fairflare.base import checks
 from fairflare.base.settings import NonNegative, Positive, PositiveInt, settings
@@ -37,6 +36,9 @@ from fairflare.core.aggregation.som_formulas import (
 )
 from fairflare.core.features.layers import is_statistic
 from fairflare.core.weighting import normalise
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Spread of the initial neurons around the mean model, in standard deviations of the parameters.
 SAMPLE_SPREAD = 0.01

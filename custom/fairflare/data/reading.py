@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from heapq import nlargest
 from itertools import groupby
 from pathlib import Path
@@ -140,17 +140,6 @@ def open_image(sample: Sample, site: str, split: str, limit: int, how: Reading) 
         if error.misfit is None or error.misfit.cause != TWO_FORMS or sample.mask is None:
             raise
         return open_pair(sample, *where)[0]
-
-
-def _pictures(
-    opened: _Opened, sample: Sample, limit: int, how: Reading
-) -> Callable[[int | None], npt.NDArray[np.float32]]:
-    """Return the function that gives a slice, or the only picture, of an image with all channels of its case."""
-    if how.channels == (0,):
-        return partial(_picture, opened, bounds=_bounds(opened, how, limit), how=how)
-    from fairflare.data.whole_volumes import stack_channels
-
-    return replace(opened, array=stack_channels(sample, opened.site, opened.split, limit, how)).plane
 
 
 def _picture(opened: _Opened, number: int | None, bounds: Bounds | None, how: Reading) -> npt.NDArray[np.float32]:
@@ -286,29 +275,6 @@ def whole_numbers(opened: _Opened, array: npt.NDArray[Any]) -> Labels:
         return labels_of(array)
     except ValueError as error:
         raise opened.unreadable(str(error)) from None
-
-
-def read_pair(
-    sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
-) -> tuple[npt.NDArray[np.float32], Labels]:
-    """Return the image and mask of ``sample``, with the mask brought to the image's axes however both are stored."""
-    image, mask = open_pair(sample, site, split, max_bytes, how)
-    return _pictures(image, sample, max_bytes, how)(sample.slice), _mask(mask, sample.slice)
-
-
-def read_planes(
-    sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
-) -> Iterator[tuple[npt.NDArray[np.float32], Labels | None]]:
-    """Yield the picture of ``sample``, or each slice of its volume, with the mask; each file is decoded once.
-
-    Arguments and errors are those of :func:`read_image`; the mask is ``None`` for an image with a class.
-    """
-    how = replace(how, once=True) if sample.slice is None and how.channels == (0,) else how
-    where = (site, split, max_bytes, how)
-    image, mask = (open_image(sample, *where), None) if sample.mask is None else open_pair(sample, *where)
-    picture = _pictures(image, sample, max_bytes, how)
-    for number in range(image.slices) if sample.slice is None and image.slices is not None else (sample.slice,):
-        yield picture(number), None if mask is None else _mask(mask, number)
 
 
 def open_pair(

@@ -6,6 +6,7 @@ The images of a case (its channels) are brought to one grid: that of the first o
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -24,9 +25,11 @@ from fairflare.data.reading import (
     Labels,
     Reading,
     _bounds,
+    _mask,
     _name_file,
     _open,
     _Opened,
+    _picture,
     _scale,
     open_image,
     open_pair,
@@ -158,6 +161,38 @@ def read_image(
         return reading.read_image(sample, site=site, split=split, max_bytes=max_bytes, how=how)
     where = (replace(sample, label=None), site, split, max_bytes, how)
     return replace(open_image(*where), array=stack_channels(*where)).plane(sample.slice)
+
+
+def read_pair(
+    sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
+) -> tuple[npt.NDArray[np.float32], Labels]:
+    """Return the image and mask of ``sample``, with the mask brought to the image's axes however both are stored."""
+    image, mask = open_pair(sample, site, split, max_bytes, how)
+    return _pictures(image, sample, max_bytes, how)(sample.slice), _mask(mask, sample.slice)
+
+
+def read_planes(
+    sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
+) -> Iterator[tuple[npt.NDArray[np.float32], Labels | None]]:
+    """Yield the picture of ``sample``, or each slice of its volume, with the mask; each file is decoded once.
+
+    Arguments and errors are those of :func:`read_image`; the mask is ``None`` for an image with a class.
+    """
+    how = replace(how, once=True) if sample.slice is None and how.channels == (0,) else how
+    where = (site, split, max_bytes, how)
+    image, mask = (open_image(sample, *where), None) if sample.mask is None else open_pair(sample, *where)
+    picture = _pictures(image, sample, max_bytes, how)
+    for number in range(image.slices) if sample.slice is None and image.slices is not None else (sample.slice,):
+        yield picture(number), None if mask is None else _mask(mask, number)
+
+
+def _pictures(
+    opened: _Opened, sample: Sample, limit: int, how: Reading
+) -> Callable[[int | None], npt.NDArray[np.float32]]:
+    """Return the function that gives a slice, or the only picture, of an image with all channels of its case."""
+    if how.channels == (0,):
+        return partial(_picture, opened, bounds=_bounds(opened, how, limit), how=how)
+    return replace(opened, array=stack_channels(sample, opened.site, opened.split, limit, how)).plane
 
 
 def stack_channels(sample: Sample, *where: Any) -> npt.NDArray[np.float32]:

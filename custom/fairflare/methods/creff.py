@@ -73,9 +73,9 @@ class CReFF(MakesTensors):
 
     weighs: ClassVar[bool] = False  # the reports serve the second classifier, not the weights
 
-    _classifier = Own[tuple[torch.Tensor, torch.Tensor] | None](lambda: None)  # classifier sent in this round
-    _made = Own(dict[str, torch.Tensor])
-    federated = Own[torch.Tensor | None](lambda: None)
+    _classifier = Own["tuple[torch.Tensor, torch.Tensor] | None"](lambda: None)  # classifier sent in this round
+    _made = Own["dict[str, torch.Tensor]"](dict)
+    federated = Own["torch.Tensor | None"](lambda: None)
 
     def check_run(self, num_rounds: int, task: Task | None) -> None:
         refuse({

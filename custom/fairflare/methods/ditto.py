@@ -18,7 +18,7 @@ from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.home import OWN_MODEL, Home, last_kept, return_trained
 from fairflare.methods.base.local_loop import MOMENTS, make_optimizer
 from fairflare.methods.base.rule import State
-from fairflare.methods.base.training import LocalTraining, NotFinite, SiteRun, shared_settings
+from fairflare.methods.base.training import LocalTraining, NotFinite, SiteRun, pick_settings
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_prox import ProximalTraining, Pull
 
@@ -89,7 +89,7 @@ class SecondModel(Home):
     def train(self, run: SiteRun, model: torch.nn.Module, received: State) -> None:
         """Train ``model``, which holds the site's own model, with the same seed as the common training."""
         own = {"local_epochs": self.half.personal_epochs or self.half.local_epochs, "mu": self.half.ditto_lambda}
-        own_half = TowardsReceived(**{**shared_settings(self.half), **own})
+        own_half = TowardsReceived(**{**pick_settings(self.half), **own})
         own_half.train(replace(run, own=received, store=replace(run.store, prefix=OWN)), model)
 
 

@@ -72,7 +72,7 @@ class FedDyn(SumOfKept):
 
     only_mean: ClassVar[str] = "its drift is a sum of all sites' changes"
 
-    _drift = Saved(dict[str, torch.Tensor])
+    _drift = Saved["dict[str, torch.Tensor]"](dict)
     _known, _present = 0.0, 1.0  # shares of all sites: those known before, and those of the round
 
     def weigh(self, inputs: RoundInputs) -> Weighing:

@@ -43,7 +43,7 @@ class FedLF(Rule):
     only_mean: ClassVar[str] = "it moves along a direction of its own"
     weighs: ClassVar[bool] = False  # the losses serve the direction; the weights are those of the norms' statistics
 
-    _direction = Own[partial[torch.Tensor] | None](lambda: None)
+    _direction = Own["partial[torch.Tensor] | None"](lambda: None)
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         losses = inputs.moderated(finite_or_mean(read_reports(inputs, "probe_loss")), "probe_loss")

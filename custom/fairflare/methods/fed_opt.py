@@ -29,7 +29,7 @@ class FedAvgM(FedAvg):
 
     beta: BelowOne = 0.9
 
-    _velocity = Saved(dict[str, torch.Tensor])
+    _velocity = Saved["dict[str, torch.Tensor]"](dict)
 
     def move(self, change: State) -> State:
         old = self._velocity
@@ -67,8 +67,8 @@ class FedOpt(FedAvg):
     beta2: BelowOne = 0.99
     server_tau: Positive = 1e-3
 
-    _mean = Saved(dict[str, torch.Tensor])
-    _square = Saved(dict[str, torch.Tensor])
+    _mean = Saved["dict[str, torch.Tensor]"](dict)
+    _square = Saved["dict[str, torch.Tensor]"](dict)
 
     def move(self, change: State) -> State:
         beta1 = self.beta1 if self.beta1 is not None else 0.0 if self.form == "adagrad" else 0.9

@@ -114,7 +114,7 @@ class Scaffold(SumOfKept, SendsBeside):
     only_mean: ClassVar[str] = "its control variate is a sum of all sites' changes"
     reads_models: ClassVar[str] = "its control variate divides each site's update by that site's rates"
 
-    _control = Saved(dict[str, torch.Tensor])
+    _control = Saved["dict[str, torch.Tensor]"](dict)
 
     def beside(self) -> State:
         return dict(self._control)

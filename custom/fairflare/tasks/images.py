@@ -205,7 +205,7 @@ class ImageTask(Intensities, Fitted, Task):
                 f"{'output=softmax' if self.exclusive else 'its own loss or metrics'}, which may take those that are "
                 "not annotated for absent ones; leave the site out"
             )
-        return changed(self, annotated=numbers)
+        return replace_attributes(self, annotated=numbers)
 
     def read_annotated(self, site: str, settings: SiteSettings) -> tuple[int, ...] | None:
         """Return the numbers of the structures or classes that a site's file calls annotated; ``None`` if it has none.
@@ -283,7 +283,7 @@ class ImageTask(Intensities, Fitted, Task):
         annotated, places = self.read_annotated(site, settings), settings.places_of(self.channels or (), site, listed)
         task = self.annotating(annotated)
         if self.channels:
-            task = changed(task, placed_in=places)
+            task = replace_attributes(task, placed_in=places)
         data = task.open_folder(site, settings, listed)
         data.annotated = annotated
         data.channels = tuple(sorted({*places} - {-1})) if self.channels else None
@@ -370,7 +370,7 @@ class ImageTask(Intensities, Fitted, Task):
             )
 
 
-def changed(task: Any, **values: Any) -> Any:
+def replace_attributes(task: Any, **values: Any) -> Any:
     """Return a copy of a task that has other values of these attributes."""
     altered = copy.copy(task)
     vars(altered).update(values)

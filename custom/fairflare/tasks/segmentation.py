@@ -14,9 +14,8 @@ from fairflare.base.settings import Flag, Fraction, PositiveInt, settings
 from fairflare.base.site_data import UNLABELLED
 from fairflare.data.datalist import SPLITS, Datalist, Sample
 from fairflare.data.listing.attributes import UNKNOWN
-from fairflare.data.reading import read_pair
 from fairflare.data.sources import source
-from fairflare.data.whole_volumes import read_image
+from fairflare.data.whole_volumes import read_image, read_pair
 from fairflare.tasks.base import SiteData
 from fairflare.tasks.images import (
     Augmentations,

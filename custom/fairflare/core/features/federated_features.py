@@ -7,11 +7,14 @@ Features", IJCAI 2022. All functions concern a linear classifier :math:`\psi = (
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fairflare.base import checks
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 EPSILON = 1e-6  # term added to the denominator of a cosine, as in the published code
 

@@ -9,16 +9,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor, nn
 
 from fairflare.base.checks import refuse
 from fairflare.base.machine.computing import full_precision
 from fairflare.base.stopping import check_stop
 from fairflare.base.task import evaluating
 from fairflare.core.features.layers import parameter_layers
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 log = logging.getLogger(__name__)
 

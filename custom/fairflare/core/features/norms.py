@@ -6,22 +6,24 @@ import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-from torch.nn.modules.instancenorm import _InstanceNorm
+import torch  # and not its parts, which an import by name would load at once (base/machine/later.py)
 
 from fairflare.base.checks import refuse
 from fairflare.core.features.layers import is_statistic, layers_of, parameter_layers
+
+if TYPE_CHECKING:
+    from torch import nn
 
 log = logging.getLogger(__name__)
 
 
 def norms_of(kind: str) -> tuple[type[nn.Module], ...]:
     """Return the module classes of norm layers that a setting's value ``"batch"`` or ``"all"`` stands for."""
-    others = (_InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
-    return (_BatchNorm,) if kind == "batch" else (_BatchNorm, *others)
+    nn, batch = torch.nn, torch.nn.modules.batchnorm._BatchNorm
+    others = (nn.modules.instancenorm._InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+    return (batch,) if kind == "batch" else (batch, *others)
 
 
 def norm_tensors(model: nn.Module, kind: str) -> list[str]:
@@ -34,7 +36,9 @@ def running_statistics(model: nn.Module) -> list[str]:
     """List the running means, variances and counters of norm layers that have them, in state-dict order."""
     state, layers = model.state_dict(), parameter_layers(model)
     return [
-        name for name, owner in layers_of(state).items() if isinstance(layers[owner], _NormBase) and is_statistic(name)
+        name
+        for name, owner in layers_of(state).items()
+        if isinstance(layers[owner], torch.nn.modules.batchnorm._NormBase) and is_statistic(name)
     ]
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
 from fairflare.core.features.layers import layer_of
 from fairflare.core.features.norms import norm_tensors
+
+if TYPE_CHECKING:
+    from torch import nn
 
 HEAD, NORMS = "head", "norms"
 

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fairflare.base.checks import group_by_key
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def _alike(*lists: Sequence[Tensor]) -> list[list[list[Tensor]]]:

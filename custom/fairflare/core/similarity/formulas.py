@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fairflare.base.checks import choice, refuse, whole
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LEAST_SAMPLES = {"biased": 2, "unbiased": 4}  # least number of samples, by estimator of HSIC
 COSINE_EPS = 1e-8  # a norm in the denominator of a cosine is at least this

@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
 
 from fairflare.base.checks import choice, number, refuse
 from fairflare.base.stopping import check_stop
@@ -17,6 +16,9 @@ from fairflare.core.features.joint_pass import JointPass
 from fairflare.core.similarity.formulas import LEAST_SAMPLES, UNDEFINED, Alignment, LayerSimilarity, cosine_distance
 from fairflare.core.similarity.products import lower_products, products_of_rows, whole
 from fairflare.core.similarity.store import Store
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 ESTIMATORS = ("biased", "unbiased", "minibatch_biased", "minibatch_unbiased")
 CONSTANT = 1e-6  # a feature that varies by less than this over the images, relative to its size, counts as constant

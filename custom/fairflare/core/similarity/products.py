@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LONG, LARGE = 512, 2**18  # least columns and values of a channel for which oneDNN multiplies, channel by channel
 STRIP = 32  # least rows of a strip of a symmetric product by oneDNN; torch's strips need twice as many to save time

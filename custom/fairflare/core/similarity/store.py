@@ -8,10 +8,12 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TOO_SMALL = (
     "scratch folder '{}' is too small for the features: {} bytes needed, {} available; choose another folder (scratch) "

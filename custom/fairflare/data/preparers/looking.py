@@ -24,8 +24,8 @@ from fairflare.data.kinds import Drawn, describe_mask, group_faults, name_site, 
 from fairflare.data.orientation import PLAIN, turn_of, turn_view
 from fairflare.data.preparers.contents import VOLUMES_TAKEN
 from fairflare.data.preparers.items import Item
-from fairflare.data.reading import Reading, _open, notes_on, open_pair, read_pair, reading_takes, whole_numbers
-from fairflare.data.whole_volumes import open_volume
+from fairflare.data.reading import Reading, _open, notes_on, open_pair, reading_takes, whole_numbers
+from fairflare.data.whole_volumes import open_volume, read_pair
 
 MADE = 5  # bytes a voxel for a check: what a mask marks, and numbers of its connected parts
 AIR = -500  # values below it are those of CT: MR and PET have none

@@ -155,8 +155,8 @@ class Field:
             f"field {self.name!r} must be a list, got {type(value).__name__}": count is None,
             f"field {self.name!r} has {count} entries, more than {MAX_ENTRIES}": (count or 0) > MAX_ENTRIES,
         })  # fmt: skip
-        where = "{}[{}]" if self.kind == "vector" else "{}"
-        return [self._single(entry, site, where.format(self.name, place)) for place, entry in enumerate(value)]
+        places = [f"[{place}]" if self.kind == "vector" else "" for place in range(len(value))]
+        return [self._single(entry, site, self.name + place) for place, entry in zip(places, value, strict=True)]
 
     def _single(self, value: Any, site: str, where: str) -> float | str:
         types, wanted = SINGLE[self.kind]

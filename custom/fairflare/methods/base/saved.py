@@ -15,6 +15,8 @@ T = TypeVar("T")
 class Own(cached_property[T]):
     """Declare an attribute that is no setting, has a first value and is not saved: ``_names = Own(list[str])``.
 
+    What has tensors is declared as ``Own["dict[str, torch.Tensor]"](dict)``, which does not load torch.
+
     Args:
         first: function that makes the attribute's first value, for each object anew.
     """

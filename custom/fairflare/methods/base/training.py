@@ -251,7 +251,7 @@ def class_counts(training: LocalTraining, run: SiteRun, needs: str = "") -> torc
     return counts
 
 
-def shared_settings(training: LocalTraining) -> dict[str, Any]:
+def pick_settings(training: LocalTraining) -> dict[str, Any]:
     """Return those settings of a site half that every site half has, by name."""
     return {name: getattr(training, name) for name in field_names(LocalTraining)}
 

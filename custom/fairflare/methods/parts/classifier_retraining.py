@@ -20,8 +20,8 @@ from fairflare.methods.base.training import (
     check_parts,
     class_counts,
     criterion_loss,
+    pick_settings,
     refuse_at,
-    shared_settings,
 )
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class ClassifierRetraining(LocalTraining):
         if directive is None:
             return training
         plain = {"criterion": "task", "schedule": "constant", "lowest_rate": None, "keep_optimizer_state": False}
-        return cls(**{**shared_settings(training), **plain, "unlabelled": "", **dict(directive)})
+        return cls(**{**pick_settings(training), **plain, "unlabelled": "", **dict(directive)})
 
     def sends(self, names: Iterable[str]) -> list[str]:
         return classifier_names(names)

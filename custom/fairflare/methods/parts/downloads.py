@@ -34,8 +34,8 @@ class Downloads(SendsParts):
         "in it (`own_weight`); nothing of the others"
     }
 
-    _first = Saved(dict[str, torch.Tensor])
-    _before = Saved(dict[str, torch.Tensor])
+    _first = Saved["dict[str, torch.Tensor]"](dict)
+    _before = Saved["dict[str, torch.Tensor]"](dict)
     _names = Saved(list[str])
     _told = Saved(dict[str, dict[str, float]])
 

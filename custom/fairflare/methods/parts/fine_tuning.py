@@ -24,7 +24,7 @@ from fairflare.core.statistics.intervals import paired_gain
 from fairflare.exchange.sent_tensors import fingerprint
 from fairflare.methods.base.home import choose_tuned_part
 from fairflare.methods.base.local_loop import Trained
-from fairflare.methods.base.training import LocalTraining, SiteRun, shared_settings
+from fairflare.methods.base.training import LocalTraining, SiteRun, pick_settings
 
 DIRECTIVE, OWN_GAIN = "fine_tuning", "own_gain"
 PASSES, PATIENCE = 20, 5  # passes at most; so many without a better value on the validation split end the training
@@ -58,7 +58,7 @@ class FineTuning(LocalTraining):
             "learning_rate": training.learning_rate / 10, "schedule": "constant", "lowest_rate": None,
             "keep_optimizer_state": True, "local_epochs": 1,
         }  # fmt: skip
-        return cls(**{**shared_settings(training), **fixed, "shares": shares})
+        return cls(**{**pick_settings(training), **fixed, "shares": shares})
 
     def sends(self, names: Iterable[str]) -> list[str]:
         return list(names) if self.shares else []

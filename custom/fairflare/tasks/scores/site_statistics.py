@@ -21,7 +21,8 @@ from fairflare.core.statistics.site_figures import AXES, CLASS, INTENSITY, PARTL
 from fairflare.data.datalist import DataError, Sample, load_datalist
 from fairflare.data.image_file import image_file
 from fairflare.data.intensity import counts_of
-from fairflare.data.reading import Reading, ValueNotes, read_planes, reading_takes
+from fairflare.data.reading import Reading, ValueNotes, reading_takes
+from fairflare.data.whole_volumes import read_planes
 from fairflare.tasks.classification import ClassificationSite
 from fairflare.tasks.shared.site_settings import SiteSettings, read_settings
 from fairflare.tasks.shared.structures import SegmentationSite

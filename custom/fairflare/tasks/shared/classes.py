@@ -18,7 +18,7 @@ from fairflare.base.settings import Flag, NonNegativeInt, Positive, PositiveInt,
 from fairflare.base.site_data import UNLABELLED
 from fairflare.data.datalist import DataError, Datalist, Sample
 from fairflare.tasks.base import LOSS, Metric, SiteData
-from fairflare.tasks.images import Coding, FolderImages, Momentum, changed, one_for_each_class
+from fairflare.tasks.images import Coding, FolderImages, Momentum, one_for_each_class, replace_attributes
 from fairflare.tasks.scores.class_scores import OUTSIDE, MeasuresClasses
 from fairflare.tasks.scores.finding_scores import cases_of_findings, declare_findings, find_known
 from fairflare.tasks.scores.metrics import MEANINGS
@@ -246,7 +246,7 @@ class ClassTask(MeasuresClasses):
             return self.annotating(data.annotated)
         names = list(data.class_names or (f"class_{number}" for number in range(self.classes)))
         groups = {name: list(members) for name, members in (data.class_groups or {}).items()}
-        return changed(
+        return replace_attributes(
             self.annotating(data.annotated),
             class_names=names if self.class_names is None else self.class_names,
             class_groups=groups if self.class_groups is None else self.class_groups,

@@ -68,7 +68,7 @@ def federation(
                     positive = np.where(labels == 1, right, 1 - right)
                     scores = np.stack([1 - positive, positive], 1)
                 table = GroupTable(
-                    name, (labels, scores), {"sex": group[whose][at]}, {"sex": 2}, whose[at].tolist(), NAMES, BINS, 5
+                    name, (labels, scores), {"sex": group[whose][at]}, whose[at].tolist(), NAMES, BINS, 5
                 )
                 told, _ = table.sent(args.floor, True)
                 stats = {field.name: told.get(field.name) for field in FIELDS}

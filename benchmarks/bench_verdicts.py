@@ -306,7 +306,7 @@ def of_groups(cases: int) -> World:
             for at in (np.arange(2 * cases) < cases, np.arange(2 * cases) >= cases):
                 whose = np.flatnonzero(at).tolist()
                 own = None if labels is None else labels[at]
-                table = GroupTable("a", (own, scores[at]), {"sex": group[at]}, {"sex": 2}, whose, NAMES, 20, 5)
+                table = GroupTable("a", (own, scores[at]), {"sex": group[at]}, whose, NAMES, 20, 5)
                 sent, _ = table.sent(1, True)
                 stats = {field.name: sent.get(field.name) for field in FIELDS}
                 sums.append(read_groups("a", stats, ["sex"], scores.shape[1], 20, 5) or {})

@@ -295,7 +295,7 @@ def _find_in_lab(name: str) -> Any:
 
 @contextmanager
 def quietly(log: Path, before: io.StringIO) -> Iterator[Console]:
-    """Send what goes to standard error to a new log, after what went to ``before``; yield the console that writes."""
+    """Redirect standard error to a new log file, which begins with ``before``; yield a console that writes to it."""
     with log.open("w", encoding="utf-8", buffering=1) as written, redirect_stderr(written):
         written.write(before.getvalue())
         yield Console(file=written, width=WIDTH, force_jupyter=False)

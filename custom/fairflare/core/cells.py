@@ -107,5 +107,5 @@ def pivot(cells: Iterable[Cell], *keys: str) -> dict[str, Any]:
 
 
 def value_of(cells: Mapping[str, Cell], name: str) -> float | None:
-    """Return the value of a cell by its key; ``None`` if there is no such cell."""
+    """Return the value of a figure (:class:`Cell`) by its key in ``cells``; ``None`` if the key is missing."""
     return cells[name].value if name in cells else None

@@ -253,7 +253,7 @@ class SelfOrganizingMap(MapSettings):
         for b, part in enumerate(received.reshape(-1).split(_BLOCK)):
             here, base = slice(b * _BLOCK, b * _BLOCK + len(part)), part.double()
             models = torch.stack([vector[here].double() for vector in flat])
-            # Points are offsets from the nearby received model: subtracting it first keeps the digits of distances.
+            # The received model is subtracted first, so that distances between models close to it lose no precision.
             if before is not None:
                 start = before[:, here].double() - base
             else:

@@ -69,7 +69,7 @@ def load_datalist(
         datalist: name of the datalist inside ``data_root``, or an absolute path.
         site: name of the site for the messages.
         class_labels: whether ``label`` is the number of a class; otherwise it is the path of a mask.
-        several: whether ``image`` may be a list of files although the list has no ``channels``.
+        several: whether ``image`` may be a list of files even if the datalist does not declare ``channels``.
         linked_roots: further folders that links in ``data_root`` may lead to.
         problems: list to which all errors within the datalist are added, instead of the first one being raised;
             entries with an error are left out of the result.

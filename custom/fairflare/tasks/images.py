@@ -401,7 +401,7 @@ class ImageData(SiteData):
         """Read images of a split by number: (n, channels, height, width) float32 in [0, 1], and their targets."""
 
     def origins(self, split: str, indices: Sequence[int]) -> Sequence[Origin] | None:
-        """Return size and volume of images before they were resized; ``None`` if the evaluation does not need them."""
+        """Return each image's size before resizing, and the volume it is a slice of; ``None`` if neither is needed."""
         return None
 
     def order(self, split: str, shuffle_seed: int | None = None) -> list[int]:

@@ -52,10 +52,10 @@ def describe_object(task: Task, task_file: Any) -> tuple[str, Path, type[Task]]:
 
 
 def check_carried(task: Task, file: Path) -> None:
-    """Refuse a task that no job can carry, since it has no file of its own.
+    """Refuse a task object whose class is in no file that could be copied into a job.
 
     Raises:
-        ValueError: the task is an object of a class that is not called Task, or not in a module of its own.
+        ValueError: the task's class is not called ``Task``, or it is not defined in a Python file of its own.
     """
     cls = type(task)
     refuse({

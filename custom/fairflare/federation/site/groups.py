@@ -257,10 +257,12 @@ def read_kept(
     site: str, stats: Mapping[str, Any], asked: Sequence[str], form: Mapping[str, tuple[int, ...]],
     declared: Sequence[str] | None,
 ) -> tuple[list[str], Array] | None:  # fmt: skip
-    """Return the names of a site's groups, and 0, 1 or 2 (:data:`KEPT`) for each of their sums; ``None`` if absent.
+    """Return the names of a site's groups of people, and a code for each of their sums; ``None`` if it reported none.
+
+    The codes (:data:`KEPT`): 0, the sum is withheld; 1, the group has no images; 2, the sum goes into a secure sum.
 
     Raises:
-        ReportError: the groups are not those asked for and declared, or the numbers do not fit their :func:`pieces`.
+        ReportError: the groups are not those asked for and declared, or there is not one code for each sum.
     """
     names, has = stats[NAMES], stats[KEPT]
     if not names or has is None:

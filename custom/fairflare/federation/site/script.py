@@ -51,10 +51,10 @@ def describe_training(training: LocalTraining, task: Task) -> dict[str, Any]:
 
 
 def build_training(description: Any) -> LocalTraining:
-    """Build the method's site half that a server described; only the site half of a known method is built.
+    """Build the object that trains at this site, of the class and settings that the server sent; only known classes.
 
     Raises:
-        SiteError: the server described no site half, or one that is unknown at this site or refuses the settings.
+        SiteError: the server named no class, or one that is unknown at this site, or settings that it does not accept.
     """
     if not isinstance(description, Mapping):
         raise SiteError("the server did not say which method it runs; make the job with ScriptRecipe")

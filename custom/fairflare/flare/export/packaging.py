@@ -22,7 +22,7 @@ def package_request(request: RunRequest, packaging: str) -> RunRequest:
     if choice("packaging", packaging, PACKAGINGS) != "preinstalled":
         return request
     if request.task_file is not None:
-        raise ValueError("a task file is custom code; packaging 'preinstalled' carries none: use 'task_file'")
+        raise ValueError("a task file is custom code; packaging 'preinstalled' carries none: set packaging='task_file'")
     bounds = {name: value for name, value in request.options.items() if name in FOR_HOSPITALS}
     bounds |= {name: value for name in FOR_HOSPITALS if (value := getattr(request.run, name, None)) is not None}
     chosen = method_of(request.rule, request.training) if request.method is None else get_method(request.method)

@@ -119,7 +119,7 @@ class FairRecipe(JobRecipe):
         self.plan = plan
         check_carried(plan.task, plan.task_file)
         if packaging == "preinstalled":
-            none = "is custom code; packaging 'preinstalled' carries none: use 'task_file'"
+            none = "is custom code; packaging 'preinstalled' carries none: set packaging='task_file'"
             refuse({
                 f"a method file {none}": file_of(plan.method) is not None,
                 f"your own task {none}": plan.task_file not in (BUNDLE_TASK, *TASKS_BY_KIND.values()),

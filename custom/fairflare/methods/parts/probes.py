@@ -55,9 +55,9 @@ def mean_loss(training: LocalTraining, run: SiteRun, model: torch.nn.Module, *, 
 def score(
     training: LocalTraining, run: SiteRun, model: torch.nn.Module, split: str, *, balanced: bool = False
 ) -> float:
-    """Return a model's accuracy, or the task's primary metric, on a split of the site; NaN if it is undefined.
+    """Return a model's (balanced) accuracy on a split of the site; NaN if it is undefined.
 
-    See :func:`score_in`.
+    For a task without accuracy it is the primary metric (:func:`score_in`).
     """
     with torch.random.fork_rng(devices=[]):
         batches = run.data.batches(split, batch_size=training.batch_size)

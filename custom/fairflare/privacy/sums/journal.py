@@ -20,7 +20,7 @@ from fairflare.privacy.sums.keys import Pairs, SumRefused, need
 from fairflare.privacy.sums.masks import BY_PART, GROUPS, NORMS, SumAsked, masks_of, own_key
 from fairflare.privacy.sums.ring import SumLayout
 
-#: The log, and beside it the size and SHA-256 that it had after its last line.
+#: Names of two files: the log of secure sums, and a record of the log's size and SHA-256 after its last line.
 LOG, HEAD = "sums.log", "sums.head"
 DEFAULTS = Limits()
 Line = dict[str, Any]

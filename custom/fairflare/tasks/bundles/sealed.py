@@ -73,8 +73,8 @@ class Sealed:
         if key not in self._made:
             if key in self.making or len(self.making) >= DEEPEST or len(self._made) > MOST:
                 raise Refused(
-                    f"{key[-80:]!r} refers to itself, or over more than {DEEPEST} keys, or there are more than "
-                    f"{MOST} values; name the value itself"
+                    f"{key[-80:]!r} refers to itself, or is reached over more than {DEEPEST} keys, or the bundle has "
+                    f"more than {MOST} values; write the value in place of the reference"
                 )
             self.making.append(key)
             try:
@@ -173,7 +173,10 @@ def look(config: Any, key: str) -> Any:
             value = value[int(step)] if isinstance(value, list) else value[step]
         else:
             return value
-    raise ValueError(f"{key[:80]!r} refers to itself, or leads over more than {DEEPEST} keys; name the value itself")
+    raise ValueError(
+        f"{key[:80]!r} refers to itself, or leads over more than {DEEPEST} keys; write the value in place of the "
+        "reference"
+    )
 
 
 @cache

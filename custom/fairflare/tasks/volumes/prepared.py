@@ -75,7 +75,7 @@ class Prepared:
 
 
 def bricks(volume: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return (channels, x, y, z) in bricks: (x / 16, y / 16, z / 16, channels, 16, 16, 16), zeros behind the ends."""
+    """Cut a zero-padded array (channels, x, y, z) into bricks: (x / 16, y / 16, z / 16, channels, 16, 16, 16)."""
     lacking = [-side % BRICK for side in volume.shape[1:]]
     volume = np.pad(volume, [(0, 0), *((0, more) for more in lacking)]) if any(lacking) else volume
     x, y, z = (side // BRICK for side in volume.shape[1:])

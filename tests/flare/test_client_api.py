@@ -6,7 +6,7 @@ import copy
 import difflib
 import json
 import re
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import pytest
@@ -17,8 +17,10 @@ from fairflare import client
 from fairflare.base.checks import MAX_REASON
 from fairflare.data.datalist import DataError
 from fairflare.exchange.messages import Message, clean_meta, clean_state, encode_task
+from fairflare.federation.plan.plan import Script
 from fairflare.federation.site.script import describe_training
 from fairflare.flare import client_api
+from fairflare.flare.export.job import script_executor
 from fairflare.flare.messages.wire import META_KEY, TRAINING_KEY, decode_model, encode_model
 from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_lwr import LayerSimilarityReport
@@ -344,6 +346,12 @@ def test_an_external_process_gets_the_command(tmp_path: Path) -> None:
     arguments = config(tmp_path / "fed_avg", "client")["executors"][0]["executor"]["args"]
     assert arguments["command"] == ["python3", "-u", "custom/train_fair.py", "--data", "/my images"]
     assert arguments["execution_mode"] == "external_process"
+
+
+def test_a_command_of_a_job_exported_on_windows_suits_every_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairflare.flare.export.job.Path", PureWindowsPath)
+    executor = script_executor(Script(Path("train_fair.py"), command="python3"), "bundle")
+    assert vars(executor)["_command"] == ["python3", "custom/train_fair.py"]
 
 
 def test_a_preinstalled_job_carries_no_code(tmp_path: Path) -> None:

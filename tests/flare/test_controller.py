@@ -247,6 +247,26 @@ def test_each_site_receives_its_own_directives_and_no_other_ones(tmp_path: Path)
     assert decode_model(FLModelUtils.from_shareable(whole)).meta == broadcast.meta  # the one for all is as it was
 
 
+def test_a_site_gets_its_part_of_one_task_while_the_next_task_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(tmp_path, num_rounds=1, rule=Told(weighting="uniform"))
+    server.run()
+    copy = make_copy(server.sent[0]["data"])
+    told = {"version": __version__, "directives": server.rule.directives(0, 1, SITES)}
+    first, following = Message(None, meta=told), Message(None, meta={"version": __version__})
+    first.by_site = ("secret",)
+    tasks = iter([first])
+    monkeypatch.setattr(Server, "_task", property(lambda self: next(tasks, following)), raising=False)
+    fl_ctx, peer = FLContext(), FLContext()
+    peer.set_prop(ReservedKey.IDENTITY_NAME, SITES[0], private=False, sticky=False)
+    fl_ctx.set_peer_context(peer)
+    fl_ctx.set_prop(FLContextKey.TASK_DATA, copy, private=True, sticky=False)
+    server.handle_event(EventType.BEFORE_TASK_DATA_FILTER, fl_ctx)
+    received = decode_model(FLModelUtils.from_shareable(copy))
+    assert received.meta["directives"]["secret"] == {SITES[0]: f"of {SITES[0]}"}
+
+
 class Parted(FedAvg, SendsParts):
     """Send every site tensors of its own; the last site gets none."""
 

@@ -213,12 +213,10 @@ class RoundsController(RunSettings, ModelController):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         super().handle_event(event_type, fl_ctx)
         name = None
-        if (
-            event_type == EventType.BEFORE_TASK_DATA_FILTER
-            and self._task is not None
-            and (self._task.by_site or self._task.each is not None)  # the task has a separate part for each site
-        ):
-            _add_own(self._task, fl_ctx)
+        # Read once, as another thread may meanwhile send the next task.
+        task = self._task if event_type == EventType.BEFORE_TASK_DATA_FILTER else None
+        if task is not None and (task.by_site or task.each is not None):  # the task has a separate part for each site
+            _add_own(task, fl_ctx)
         if event_type == EventType.CLIENT_RECONNECTED:
             name = fl_ctx.get_prop(FLContextKey.RECONNECTED_CLIENT_NAME)
         elif event_type == EventType.BEFORE_PROCESS_TASK_REQUEST:  # the site is idle again and asks for a task

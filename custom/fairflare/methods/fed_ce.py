@@ -77,7 +77,7 @@ class MinusModel(ReportsScore, LocalTraining):
         received = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
         try:
             model.load_state_dict(minus_state(received, last_model, coefficient))
-            return score(self, run, model, *self.made_of("minus_score"), balanced=self.preset == "fedism")
+            return score(self, run, model, self.made_of("minus_score")[0], balanced=self.preset == "fedism")
         finally:
             model.load_state_dict(received)
 

@@ -26,7 +26,7 @@ from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import TRAINING, Field
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, read_reports, sample_weights
 from fairflare.methods.base.saved import Saved
-from fairflare.methods.base.training import LocalTraining, SiteRun, criterion_losses, refuse_at
+from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, criterion_losses
 from fairflare.methods.parts.probes import MAX_LOSS
 
 if TYPE_CHECKING:
@@ -155,12 +155,11 @@ class SharpnessAwareTraining(SharpnessReport):
 
             memory.stepper = GSAM(optimizer, rho=memory.distance, alpha=self.gsam_alpha, model=model)
         loss: torch.Tensor = memory.stepper.step(closure)
-        refuse_at(run.site, {
-            f"the loss or its gradient is not finite at the search distance {memory.distance:g} in round "
-            f"{run.current_round}; lower rho or learning_rate, or set max_grad_norm": (
-                memory.stepper.skipped_steps and bool(torch.isfinite(loss))
-            ),
-        })  # fmt: skip
+        if memory.stepper.skipped_steps and bool(torch.isfinite(loss)):
+            raise SiteError(
+                f"site {run.site!r}: the loss or its gradient is not finite at the search distance "
+                f"{memory.distance:g} in round {run.current_round}; lower rho or learning_rate, or set max_grad_norm"
+            )
         return loss
 
 

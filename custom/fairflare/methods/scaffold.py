@@ -18,7 +18,7 @@ from fairflare.methods.base.home import fitting, keep
 from fairflare.methods.base.reports import NO_IMAGES, Field
 from fairflare.methods.base.rule import RoundInputs, SendsBeside, State, SumOfKept, Weighing, read_reports
 from fairflare.methods.base.saved import Saved
-from fairflare.methods.base.training import LocalTraining, SiteRun, refuse_at
+from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun
 
 CONTROL = "control"  # name under which a site stores its control variate
 
@@ -65,12 +65,11 @@ class ControlledTraining(LocalTraining):
         loss: torch.Tensor = closure()
         kinds = {(group.get("momentum"), group["lr"]) for group in optimizer.param_groups}
         # With another optimizer, (x - y) over the sum of the rates would not be the mean gradient.
-        refuse_at(run.site, {
-            f"{type(optimizer).__name__} with (momentum, rate) {sorted(kinds)} in its script; for SCAFFOLD use "
-            "torch.optim.SGD without momentum and with one rate": (
-                not isinstance(optimizer, torch.optim.SGD) or len(kinds) > 1 or min(kinds)[0]
-            ),
-        })  # fmt: skip
+        if not isinstance(optimizer, torch.optim.SGD) or len(kinds) > 1 or min(kinds)[0]:
+            raise SiteError(
+                f"site {run.site!r}: {type(optimizer).__name__} with (momentum, rate) {sorted(kinds)} in its script; "
+                "for SCAFFOLD use torch.optim.SGD without momentum and with one rate"
+            )
         if not run.untold:  # else c would grow from round to round, as the server divides by fewer steps
             for name, push in run.own.push.items():
                 parameter = model.get_parameter(name)  # also one without a gradient here, whose c_k would else drift

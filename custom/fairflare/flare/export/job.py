@@ -107,8 +107,9 @@ def script_executor(script: Script, packaging: str) -> ClientAPIExecutor:
     path = str(script.path) if packaging == "preinstalled" else script.path.name
     if script.command is None:
         return ClientAPIExecutor("in_process", task_script_path=path, task_script_args=script.arguments, **formats)
-    # The script's process starts in the app's folder; an absolute path stays as it is.
-    command = [*shlex.split(script.command), str(Path("custom") / path), *shlex.split(script.arguments)]
+    # The script's process starts in the app's folder. A site may have another system than the one that exports the job.
+    place = path if packaging == "preinstalled" else f"custom/{path}"
+    command = [*shlex.split(script.command), place, *shlex.split(script.arguments)]
     return ClientAPIExecutor("external_process", command=command, shutdown_timeout=SCRIPT_END, **formats)
 
 

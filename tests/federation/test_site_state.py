@@ -495,16 +495,17 @@ def test_a_lock_is_free_again_after_an_error(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EPERM])
 def test_a_file_system_without_locks_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
     def no_locks(*_: Any) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("fcntl.flock", no_locks)
     with hold_lock(tmp_path / "lock", "me"):
         pass
-    assert "cannot be locked (No locks available): keep other processes away from its folder" in caplog.text
+    assert f"cannot be locked ({os.strerror(number)}): keep other processes away from its folder" in caplog.text
 
 
 # ------------------------------------------------------------------------------------------------ a full disk

@@ -253,6 +253,9 @@ def test_the_list_itself_does_not_leave_the_data_folder(root: Path, elsewhere: P
         load_datalist(root, f"../{elsewhere.parent.name}/archive/datalist.json", site="a")
     assert load_datalist(root, site="a", linked_roots=[str(elsewhere)]).splits
     assert load_datalist(root, str(elsewhere / "datalist.json"), site="a").splits  # the site's own word
+    (root / "datalist.json").unlink()
+    (root / "datalist.json").symlink_to("datalist.json")  # to itself
+    assert refused(root).public == "site 'hospital-a': the datalist does not exist"
 
 
 def test_one_image_under_two_names_is_seen(root: Path) -> None:

@@ -87,11 +87,12 @@ def load_datalist(
     file = root / datalist
     folders = real_folders((root, *linked_roots))
     # An absolute path was set by the site itself, like data_root, so it may lie anywhere.
-    checks.refuse({
-        f"site '{site}': datalist '{file}' leads to '{file.resolve()}', outside data_root '{root}'; {LINKS}, or give "
-        "'datalist' as an absolute path":
-            file.is_file() and not Path(datalist).is_absolute() and not lies_in(file, folders),
-    }, partial(DataError, public=f"site '{site}': the datalist leads out of the data folder"))  # fmt: skip
+    if file.is_file() and not Path(datalist).is_absolute() and not lies_in(file, folders):
+        raise DataError(
+            f"site '{site}': datalist '{file}' leads to '{file.resolve()}', outside data_root '{root}'; {LINKS}, or "
+            "give 'datalist' as an absolute path",
+            f"site '{site}': the datalist leads out of the data folder",
+        )
     content = _read_json(file, site)
     checked = CheckedList(site, root, file, class_labels, several, folders, problems=problems)
     splits = checked.splits(content)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
@@ -137,10 +138,10 @@ def _try(path: Path, needed: bool) -> int | None:
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):  # with which systems say that it is held
-            os.close(descriptor)
-            return None
         except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):  # with which systems say that it is held
+                os.close(descriptor)
+                return None
             if needed:
                 os.close(descriptor)
                 raise OSError(

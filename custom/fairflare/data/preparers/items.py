@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.base.checks import refuse
 from fairflare.data.corruptions import corrupt
 from fairflare.data.datalist import DataError, Sample
 from fairflare.data.preparers.tables import Row
@@ -97,10 +96,10 @@ def mask_of(source: Source) -> Pixels:
     if not isinstance(source, Path):
         return source() if callable(source) else source
     values = read_mask(Sample(source, source), site="source", split="none")
-    refuse({
-        f"mask '{source}' has values from {values.min()} to {values.max()}; number its labels anew, from 0 to 255":
-            values.min() < 0 or values.max() > 255,
-    }, DataError)  # fmt: skip
+    if values.min() < 0 or values.max() > 255:
+        raise DataError(
+            f"mask '{source}' has values from {values.min()} to {values.max()}; number its labels anew, from 0 to 255"
+        )
     return values.astype(np.uint8)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from fairflare.base.settings import build
 from fairflare.exchange.messages import STATUS_FAILED, STATUS_OK, SiteReply, clean_meta, clean_state
@@ -349,6 +349,21 @@ def test_a_loader_is_read_whole_and_in_order_without_its_random_state() -> None:
     assert torch.equal(shuffled[:, 0].long(), torch.tensor(data.order("training", 1)))
     assert not torch.equal(shuffled, images)
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_source_begins_with_its_first_batch() -> None:
+    """A resumed run sets torch's random state after ``iter``, and a loader's start draws a number from it."""
+
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter([(torch.ones(2, 1), torch.tensor([0, 1]))])
+
+    data = ScriptData({"training": DataLoader(Stream(), batch_size=None)})
+    before = torch.get_rng_state()
+    batches = iter(data.batches("training", batch_size=2))
+    assert torch.equal(torch.get_rng_state(), before)
+    next(batches)
+    assert not torch.equal(torch.get_rng_state(), before)
 
 
 def test_batches_may_be_dicts() -> None:

@@ -419,6 +419,13 @@ def test_slices_have_the_channels_of_their_volume(tmp_path: Path) -> None:
     wanted = np.stack([np.stack([adc[:, :, n].T, t2[:, :, n].T]) for n in (8, 9)])
     np.testing.assert_allclose(found.numpy(), wanted, atol=1e-5)
     assert int(masks.sum()) == 2 * 12 * 8
+    upright = SegmentationTask(channels=["ADC", "T2w"], intensity="range", image_size=(32, 32))
+    (turned, turned_masks), *_ = upright.open_site("A", settings).batches("test", batch_size=2)
+    torch.testing.assert_close(turned, found.flip(2, 3))
+    assert torch.equal(turned_masks, masks.flip(2, 3))
+    assert torch.equal(
+        upright.read_input(tmp_path / "test_T2w.nii.gz", 8, (tmp_path / "test_ADC.nii.gz",)).flip(0), turned[0]
+    )
     assert task.build_model()(found).shape == (2, 1, 32, 32)
     whole = listed(tmp_path, {split: content[split][0]["image"] for split in ("training", "validation", "test")})
     with pytest.raises(DataError, match=r"volume of 32 slices; .*'slice'"):

@@ -288,9 +288,8 @@ class ImageTask(Intensities, Fitted, Task):
         data.annotated = annotated
         data.channels = tuple(sorted({*places} - {-1})) if self.channels else None
         vain = [name for name, place in zip(listed.channels, places, strict=False) if place < 0]
-        data.description += f"; channels {', '.join(listed.channels)}" * bool(
-            listed.channels
-        ) + f", of which {', '.join(vain)} is not used" * bool(vain)
+        data.description += f"; channels {', '.join(listed.channels)}" * bool(listed.channels)
+        data.description += f", of which {', '.join(vain)} is not used" * bool(vain)
         data.mask_labels = listed.meanings(getattr(data, "coding", None))
         return data
 

@@ -114,7 +114,8 @@ class ScriptBatches:
         self.split, self.source, self._batches = split, source, batches
 
     def __iter__(self) -> Iterator[Batch]:
-        return (pair(batch, self.split) for batch in self._batches)
+        for batch in self._batches:  # not begun before the first batch: a resumed run sets random states in between
+            yield pair(batch, self.split)
 
     def __len__(self) -> int:
         return len(self._batches)

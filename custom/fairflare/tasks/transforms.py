@@ -104,6 +104,7 @@ def prepare_image(
     Colour becomes luminance, or grey is repeated. The image is resized to the network's size, bilinearly, with a
     low-pass filter if it shrinks.
     """
-    picture = torch.as_tensor(image).movedim(-1, 0).contiguous()
+    # torch knows no mirrored views, as turned channels are
+    picture = torch.from_numpy(np.ascontiguousarray(np.moveaxis(image, -1, 0)))
     picture = luminance(picture) if channels == 1 else picture.expand(channels, -1, -1)
     return smooth(picture[None], size, how)[0].clamp(0.0, 1.0)

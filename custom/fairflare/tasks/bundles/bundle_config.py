@@ -237,7 +237,7 @@ def code_of(folder: Path) -> Iterator[None]:
     names = {path.stem for path in (*folder.glob("*.py"), *(file.parent for file in folder.glob("*/*.py")))}
     others = {
         key: top
-        for key in sys.modules
+        for key in [*sys.modules]  # another thread may import meanwhile
         for top in [key.partition(".")[0]]
         if top in names and _folders.get(top) != folder
     }

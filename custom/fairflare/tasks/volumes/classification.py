@@ -80,10 +80,8 @@ class FolderVolumeClasses(FolderVolumes, LabelledImages):
 
     def parts(self, split: str, index: int) -> Arrays:
         sample = self.datalist.splits[split][index]
-        return {
-            "label": np.array(0 if sample.label is None else self.class_of(sample, split)),
-            **super().parts(split, index),
-        }
+        label = np.array(0 if sample.label is None else self.class_of(sample, split))
+        return {**super().parts(split, index), "label": label}
 
 
 class PhantomVolumeClasses(PhantomVolumes):

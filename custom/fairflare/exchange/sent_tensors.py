@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from threading import Lock
 from typing import Any
 
@@ -56,7 +56,7 @@ class SentTensors:
         ValueError: ``exchange`` is no regular expression or matches no tensor, or no parameter is trained.
     """
 
-    def __init__(self, model: torch.nn.Module, exchange: str = ALL, makes: Iterable[str] = ()) -> None:
+    def __init__(self, model: torch.nn.Module, exchange: str = ALL, makes: tuple[str, ...] = ()) -> None:
         check_exchange(exchange)
         self.exchange = exchange
         every = list(model.state_dict())
@@ -82,7 +82,7 @@ class SentTensors:
                 "(requires_grad=False); unfreeze some in the task's build_model, or choose another exchange"
             )
         chosen = self.changing.union(() if exchange == TRAINABLE else matched)
-        self.names = [n for n in every if exchange == ALL or n in chosen or n.startswith(tuple(makes))]
+        self.names = [n for n in every if exchange == ALL or n in chosen or n.startswith(makes)]
         self._sent = frozenset(self.names)
 
     def select(self, state: State) -> dict[str, torch.Tensor]:

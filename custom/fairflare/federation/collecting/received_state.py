@@ -7,7 +7,6 @@ they are written one by one to a file until all sites have answered. Models that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from itertools import starmap
 from typing import Protocol
 
 import torch
@@ -146,9 +145,10 @@ def _remark_filters(site: str, message: Message) -> list[str]:
         return []
     text = f"site {site!r}: its model went through {few(list(map(shorten_value, filters)), 3)}"
     if message.is_update:
-        tensors = starmap(clean_tensor, message.params.items())
-        counts = [(tensor.numel(), int(torch.count_nonzero(tensor))) for tensor in tensors]
-        total, left = map(sum, zip((0, 0), *counts, strict=True))
+        total = left = 0
+        for name, value in message.params.items():
+            tensor = clean_tensor(name, value)
+            total, left = total + tensor.numel(), left + int(torch.count_nonzero(tensor))
         text += f"; {100 * left / max(total, 1):.3g} % of the numbers in its update are not 0"
     return [text]
 

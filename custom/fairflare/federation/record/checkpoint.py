@@ -294,9 +294,9 @@ class CheckpointFolder:
             problem = str(error)
         refuse({problem: problem and not salvage}, _Damaged)
         if problem:
+            left = self.log.salvage(head.rounds.bytes)  # writes the log anew
             checkpoint.passed_over = [
-                f"the results of {self.log.salvage(head.rounds.bytes)} of {number} rounds can be read, the others are "
-                "lost; the model is whole"
+                f"the results of {left} of {number} rounds can be read, the others are lost; the model is whole"
             ]
         self._sums = {**head.best, model: head.files[model]}
         return checkpoint

@@ -592,9 +592,9 @@ def _bytes_of(
         f"the report must have {list_names(known)}, got {names or 'nothing'}":
             not fields or not fields.keys() <= known or (all_of and fields.keys() != known),
         **{
-            f"field {name!r} must be {'' if all_of else '1 to '}{most} bytes, got {value!r:.80}":
-                not isinstance(value, bytes) or not (most if all_of else 1) <= len(value) <= most
+            f"field {name!r} must be {'' if all_of else '1 to '}{most} bytes, got {value!r:.80}": True
             for name, value in fields.items()
+            if not isinstance(value, bytes) or not (most if all_of else 1) <= len(value) <= most
         },
     })  # fmt: skip
     return fields

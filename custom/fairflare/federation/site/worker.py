@@ -276,12 +276,14 @@ class SiteWorker:
         if (primary := self.task.primary_metric) not in metrics:
             raise SiteError(f"site {self.site!r}: evaluate() of the task gives no {primary!r}, its primary metric")
         for name, value in metrics.items():
-            metric, advice = declared_as(name, declared), self.task.asks_for(name)
-            refuse({
-                f"site {self.site!r}: {advice}": metric is None,
-                f"site {self.site!r}: metric {name!r} must lie in {metric.range if metric else ''}, got {value!r:.40}; "
-                f"{advice}": metric is not None and math.isfinite(value) and not metric.holds(value),
-            }, SiteError)  # fmt: skip
+            metric = declared_as(name, declared)
+            if metric is None:
+                raise SiteError(f"site {self.site!r}: {self.task.asks_for(name)}")
+            if math.isfinite(value) and not metric.holds(value):
+                raise SiteError(
+                    f"site {self.site!r}: metric {name!r} must lie in {metric.range}, got {value!r:.40}; "
+                    f"{self.task.asks_for(name)}"
+                )
         return metrics
 
     def has_its_own(self, request: SiteTask) -> bool:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO, cast
 
 from rich.console import Console
 
@@ -107,8 +107,7 @@ class Results:
         Raises:
             ValueError: the package that draws (``fairflare_lab``) is not installed.
         """
-        figure: Figure = _find_in_lab("plot")(self.folder)
-        return figure
+        return cast("Figure", _find_in_lab("plot")(self.folder))
 
     def model(self, which: Literal["best", "last"] | None = None) -> torch.nn.Module:
         """Return the run's network with its weights, in evaluation mode, on the CPU.
@@ -255,8 +254,7 @@ def compare(methods: Sequence[str], *, seeds: int | Sequence[int] = 3, **options
         ValueError: a row cannot be run, or the package that compares (``fairflare_lab``) is not installed.
         RuntimeError: a run failed (names run, reason and log).
     """
-    comparison: Comparison = _find_in_lab("compare")(methods, seeds=seeds, **options)
-    return comparison
+    return cast("Comparison", _find_in_lab("compare")(methods, seeds=seeds, **options))
 
 
 def list_methods() -> list[Listed]:

@@ -211,14 +211,9 @@ def _define_for_monai(predictor: Predictor) -> tuple[Words, dict[str, torch.Tens
     mean, std = (
         torch.tensor(values).expand(task.in_channels).tolist() for values in cast("Classifier", network).statistics
     )
-    step = {
-        "_target_": "NormalizeIntensityd",
-        "keys": "image",
-        "subtrahend": mean,
-        "divisor": std,
-        "channel_wise": True,
-    }
-    return definition, renamed, [step]
+    return definition, renamed, [{
+        "_target_": "NormalizeIntensityd", "keys": "image", "subtrahend": mean, "divisor": std, "channel_wise": True,
+    }]  # fmt: skip
 
 
 # -------------------------------------------------------------------------------------------------- nnU-Net

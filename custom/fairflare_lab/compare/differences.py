@@ -175,10 +175,10 @@ def _split_seeds(label: str, runs: Sequence[RunResults]) -> dict[int, RunResults
     found: dict[int, RunResults] = {}
     for run in runs:
         seed = run.info.config.get("seed")
-        if seed is None:
-            raise ValueError(f"no seed is recorded of a run of {label!r}")
-        if seed in found:
-            raise ValueError(f"two runs of {label!r} have seed {seed}; leave one of them out")
+        checks.refuse({
+            f"no seed is recorded of a run of {label!r}": seed is None,
+            f"two runs of {label!r} have seed {seed}; leave one of them out": seed in found,
+        })  # fmt: skip
         found[int(seed)] = run
     return found
 
@@ -212,12 +212,8 @@ def _compare_row(
             own, other = aggregate_sites(values, higher, 2, np.isfinite(values[..., :1]))[measure]
             return np.asarray(own - other)
 
-        contrast = over.contrast(figure)
-        about = {
-            "limit": largest / half, "sites": tuple(over.sites), "units": over.units,
-            "lacking": lacking if total else {},
-        }  # fmt: skip
-        found.append(
-            compare_pairs(label, name, contrast, higher_is_better=higher and name != "std", given=given, **about)
-        )
+        found.append(compare_pairs(
+            label, name, over.contrast(figure), higher_is_better=higher and name != "std", given=given,
+            limit=largest / half, sites=tuple(over.sites), units=over.units, lacking=lacking if total else {},
+        ))  # fmt: skip
     return found

@@ -118,8 +118,7 @@ def row_of(label: str, runs: Sequence[RunResults], metric: str, last: bool = Fal
         summarize(v, higher_is_better=higher, suppressed=find_suppressed(run, metric), linked=are_linked(run, metric))
         for run, v in tested
     ]
-    which = runs[0].info.measured
-    return Row(label, list(runs), [by_site for _, by_site in tested], summaries, measured=which)
+    return Row(label, list(runs), [by_site for _, by_site in tested], summaries, measured=runs[0].info.measured)
 
 
 def _check_metric(run: RunResults, metric: str) -> None:

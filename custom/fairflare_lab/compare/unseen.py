@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -120,14 +120,11 @@ def _row(
     def read_values(kind: str, by: Mapping[str, Pair]) -> list[float]:
         return [_read_left_out(by[site], kind, metric)[0] for site in sites if site in by]
 
-    figures = {name: spread([*of.values.values()]) for name, of in contrasts.items()}
-    ways: dict[str, tuple[str, Callable[[list[float]], Any]]] = {
-        "worst": ("metrics", np.min if higher else np.max),
-        "adapted": ("adapted", np.mean),
-    }
-    figures |= {
-        name: spread([float(figure(read_values(kind, by))) for by in whole.values()])
-        for name, (kind, figure) in ways.items()
+    worst = np.min if higher else np.max
+    figures = {
+        **{name: spread([*of.values.values()]) for name, of in contrasts.items()},
+        "worst": spread([float(worst(read_values("metrics", by))) for by in whole.values()]),
+        "adapted": spread([float(np.mean(read_values("adapted", by))) for by in whole.values()]),
     }
     return UnseenRow(
         label, len(by_seed), figures,
@@ -246,11 +243,11 @@ def unseen_table(
         ValueError: no run is given, or no run has the metric.
     """
     of = unseen_of(found, metric)
-    notes = [
+    about = (
         f"{of.metric} ({'higher' if of.higher else 'lower'} is better) of the last models; a site's column is of "
         "models that were trained without it, on its test split. Mean ± population standard deviation over the seeds."
-    ]
-    return format_tables([unseen_cells(of)], [*notes, *intervals_in_words(of), *of.notes], style, width)
+    )
+    return format_tables([unseen_cells(of)], [about, *intervals_in_words(of), *of.notes], style, width)
 
 
 def unseen_cells(found: UnseenSites) -> Table:
@@ -275,6 +272,8 @@ def unseen_cells(found: UnseenSites) -> Table:
 
 def intervals_in_words(found: UnseenSites) -> list[str]:
     """Return a sentence on what variation each method's intervals include; of other hospitals they say nothing."""
-    beyond = "; of other hospitals they say nothing"
-    rows = group_by_key((f"over {row.over}{beyond}" if row.over else NOT_SURE, row.label) for row in found.rows)
+    rows = group_by_key(
+        (f"over {row.over}; of other hospitals they say nothing" if row.over else NOT_SURE, row.label)
+        for row in found.rows
+    )
     return [f"95 % intervals ({join_parts(labels)}): {over}." for over, labels in rows.items()]

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -85,12 +85,14 @@ def simulate(
     with OwnedFolder("sim") as owned, log_path.open("wb") as log, log_path.open("rb") as printed:
         job_root = owned.path / "job"
         recipe.export(str(job_root))
-        command = _command(job_root / recipe.name, workspace, names, threads)
+        command = [
+            sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator", str(job_root / recipe.name),
+            "-w", str(workspace), "-c", ",".join(names), "-n", str(len(names)), "-t", str(threads),
+        ]  # fmt: skip
         events = workspace / RUN_FOLDER / "progress.jsonl"
         run = partial(_run, command, owned, log, events=events, recipe=recipe, console=console, stop=stop)
         for attempt in range(2, ATTEMPTS + 1):
-            code = run(printed)
-            if code is not None:
+            if (code := run(printed)) is not None:
                 break
             text = (
                 "FLARE's simulator lost a site, whose process found its port taken by another program, or was not "
@@ -106,11 +108,6 @@ def simulate(
     cut_off = stop.why or f"FLARE's simulator ended with code {code} in the middle of the run; its log: {log_path}"
     mark_ended(workspace / RUN_FOLDER, cut_off)
     return code
-
-
-def _command(job: Path, workspace: Path, names: Sequence[str], threads: int) -> list[str]:
-    command = [sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator", str(job), "-w", str(workspace)]
-    return [*command, "-c", ",".join(names), "-n", str(len(names)), "-t", str(threads)]
 
 
 def _run(
@@ -144,18 +141,16 @@ def _run(
         # The simulator owns the folder too, in case it outlives this process.
         pass_fds=() if owned.descriptor is None else (owned.descriptor,),
     )
+    ended = False
     try:
         with view_of(recipe.plan, console) as view:
             ended = _follow(process, events, printed, view, stop)
-        if not ended:
-            _stop(process)
         return process.returncode if ended else None
     except KeyboardInterrupt:
-        _stop(process)
         return stop.code
-    except BaseException:
-        _stop(process)
-        raise
+    finally:
+        if not ended:
+            _stop(process)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

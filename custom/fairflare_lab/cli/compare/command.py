@@ -271,10 +271,9 @@ def series_of(
         local,
     )
     series = replace(series, settings={**fitted, **series.settings})
-    quick = series.small and not series.task_file
     more = choose_run_settings(
         series.runs()[0].make(), local, Path(data) if data else None, series.settings,
-        quick=quick, trial=series.small and series.rounds is None,
+        quick=series.small and not series.task_file, trial=series.small and series.rounds is None,
     )  # fmt: skip
     return replace(series, settings={**series.settings, **more}), local
 

@@ -80,8 +80,9 @@ def commit_of(package: Path) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=30, check=True)
-    return done.stdout
+    return subprocess.run(
+        ["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=30, check=True
+    ).stdout
 
 
 def processor() -> str:

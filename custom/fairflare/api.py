@@ -170,7 +170,6 @@ def run(
         RuntimeError: the run failed; the text has the reason and names the log.
         KeyboardInterrupt: the run was stopped.
     """
-    from fairflare.base.checks import first_of
     from fairflare.base.disk.files import safe_name
     from fairflare.cli.data.own_images import fit_request
     from fairflare.cli.data.sites import run_sites
@@ -181,8 +180,8 @@ def run(
     from fairflare.federation.plan.run_settings import usual_waits
     from fairflare.methods.base.catalog import add_file, get_method, method_of
 
-    if problem := first_of({"jobs is for runs in this process; leave simulator out": simulator and jobs is not None}):
-        raise ValueError(problem)
+    if simulator and jobs is not None:
+        raise ValueError("jobs is for runs in this process; leave simulator out")
     if method_file is not None:
         add_file(method_file)
     chosen = get_method(method) if method is not None else method_of(rule, training)
@@ -315,9 +314,8 @@ class Bar(Listener):
         """Draw the bar with so much done; the line ends when all is."""
         if self.shown:
             bar = ("#" * (WIDE * done // self.total)).ljust(WIDE, ".")
-            took = time.monotonic() - self.since
             print(
-                f"\r[{bar}] {done} of {self.total} {self.of}, {took:.0f} s",
+                f"\r[{bar}] {done} of {self.total} {self.of}, {time.monotonic() - self.since:.0f} s",
                 end="\n" * (done == self.total),
                 file=self.stream,
             )

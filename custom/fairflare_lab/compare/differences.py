@@ -140,8 +140,8 @@ def correct_p_values(found: Sequence[Difference]) -> list[Difference]:
         for index, p in zip(family, holm([found[k].p for k in family]) if family else [], strict=True):
             of = found[index].of
             smallest = math.nan if of is None else float(of.smallest(len(family)))
-            told = math.nan if math.isnan(smallest) else float(p)
-            result[index] = replace(found[index], p_holm=told, smallest=smallest)
+            p_holm = math.nan if math.isnan(smallest) else float(p)
+            result[index] = replace(found[index], p_holm=p_holm, smallest=smallest)
     return [replace(d, verdict=_verdict(d)) for d in result]
 
 
@@ -200,10 +200,9 @@ def _compare_row(
     if not runs.sites:
         return []
     largest = float(np.nanmax(np.abs(runs.values[..., VALUE])))
-    first = next(iter(pairs.values()))[0]
     given = all(run.info.num_rounds == 0 for pair in pairs.values() for run in pair)
     found = []
-    measures = MEASURES if are_linked(first, metric) else MEASURES[:1]
+    measures = MEASURES if are_linked(next(iter(pairs.values()))[0], metric) else MEASURES[:1]
     for name in (*measures, *runs.sites):
         total, half = name in MEASURES, 2 if name == "std" else 1
         over = runs if total else runs.select_site(name)

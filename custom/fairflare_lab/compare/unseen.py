@@ -91,17 +91,8 @@ def unseen_of(found: Sequence[Pair], metric: str | None = None) -> UnseenSites:
         rows.append(_row(label, by_seed, sites, chosen, higher))
         if lacking := sorted(seed for seed, by in by_seed.items() if len(by) < len(sites)):
             notes.append(f"{label}: seeds {', '.join(map(str, lacking))} lack runs: in the sites' columns only.")
-        notes += [f"{label} {text}." for text in nothing_anywhere(rows[-1], chosen, higher)]
-        notes += _note_usable(rows[-1])
+        notes += _notes(rows[-1], chosen, higher)
     return UnseenSites(chosen, higher, sites, rows, notes, [run for run, _ in found])
-
-
-def nothing_anywhere(row: UnseenRow, metric: str, higher: bool) -> list[str]:
-    """Return a note on a method whose models find nothing at any seen or unseen site; else an empty list."""
-    seen, unseen = row.figures["seen"].mean, row.figures["unseen"].mean
-    where = ", trained at or not" if unseen == 0 else " that trained"
-    nothing = higher and seen == 0 and not unseen > 0
-    return [f"learnt nothing: {spell_metric(metric)} is 0 at every site{where}"] if nothing else []
 
 
 def _row(
@@ -114,8 +105,9 @@ def _row(
     complete = len(contrasts["unseen"].values) == len(whole) > 0
     sure = {name: _certainty(of) for name, of in contrasts.items() if complete and len(of.values) == len(whole)}
     known = next((contrasts[name] for name, one in sure.items() if math.isfinite(one.low)), Contrast({}))
-    over = [f"{len(whole)} seeds"] if len(known.values) > 1 else []
-    over += [f"the test {drawn}"] if math.isfinite(known.shared) else []
+    over = true_texts({
+        f"{len(whole)} seeds": len(known.values) > 1, f"the test {drawn}": math.isfinite(known.shared),
+    })  # fmt: skip
 
     def read_values(kind: str, by: Mapping[str, Pair]) -> list[float]:
         return [_read_left_out(by[site], kind, metric)[0] for site in sites if site in by]
@@ -188,11 +180,9 @@ def _read_left_out(pair: Pair, kind: str, metric: str) -> tuple[float, Draws | N
     """Return value and draws of a model at its left-out site; ``kind``: ``metrics`` or ``adapted``."""
     run, unseen = pair
     value = getattr(unseen, kind).get(metric)
-    drawn = {"metrics": unseen.resampled, "adapted": unseen.adapted_resampled}.get(kind)
-    if not drawn or metric != run.info.primary_metric:
-        return math.nan if value is None else value, None
-    draws = [math.nan if one is None else one for one in drawn]
-    return math.nan if value is None else value, ((unseen.unit, unseen.units), draws)
+    drawn = {"metrics": unseen.resampled, "adapted": unseen.adapted_resampled}[kind]
+    draws = [math.nan if one is None else one for one in drawn if metric == run.info.primary_metric]
+    return math.nan if value is None else value, ((unseen.unit, unseen.units), draws) if draws else None
 
 
 def _certainty(found: Contrast) -> Certainty:
@@ -204,18 +194,23 @@ def _certainty(found: Contrast) -> Certainty:
     return Certainty(mean, *map(float, of.ends)) if of.error > ROUNDING else Certainty(mean)
 
 
-def _note_usable(row: UnseenRow) -> list[str]:
-    """Return notes on which of a method's models an unseen site can use."""
-    models = true_texts({
-        "an unseen site gets the common weights with norm statistics of its own images (adapted)": (
+def _notes(row: UnseenRow, metric: str, higher: bool) -> list[str]:
+    """Return notes on a method whose models find nothing at any site, and on which of them an unseen site can use."""
+    seen, unseen = row.figures["seen"].mean, row.figures["unseen"].mean
+    where = ", trained at or not" if unseen == 0 else " that trained"
+    texts = true_texts({
+        f" learnt nothing: {spell_metric(metric)} is 0 at every site{where}": (
+            higher and seen == 0 and not unseen > 0
+        ),
+        **{f": no figure: {reason}": reason for reason in row.reason.split("; ")},
+        ": an unseen site gets the common weights with norm statistics of its own images (adapted)": (
             row.reason and math.isfinite(row.figures["adapted"].mean)
         ),
-        "seen sites are measured with a model of their own, the unseen one with the common": (
+        ": seen sites are measured with a model of their own, the unseen one with the common": (
             row.personal and not row.reason
         ),
     })  # fmt: skip
-    reasons = [f"no figure: {reason}" for reason in row.reason.split("; ") if reason]
-    return [f"{row.label}: {text}." for text in (*reasons, *models)]
+    return [f"{row.label}{text}." for text in texts]
 
 
 def unseen_table(

@@ -177,9 +177,8 @@ def cases_of(
         and not any(map(_has_all, files_and_names))
     ):
         cases = {stem_of(next(iter(files_and_names.values()))): dict(enumerate(files_and_names))}
-    every = {*range(len(channels))}
     for key, case in cases.items():
-        if case.keys() != every and (case.keys() != {-1} or not _has_all(case[-1])):
+        if case.keys() != {*range(len(channels))} and (case.keys() != {-1} or not _has_all(case[-1])):
             raise ValueError(
                 f"the model takes {len(channels)} images a case ({', '.join(channels)}), and '{key}' has {len(case)}: "
                 f"{', '.join(path.name for path in case.values())}; give the files of one case in this order, or name "

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -85,10 +85,7 @@ def simulate(
     with OwnedFolder("sim") as owned, log_path.open("wb") as log, log_path.open("rb") as printed:
         job_root = owned.path / "job"
         recipe.export(str(job_root))
-        command = [
-            sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator", str(job_root / recipe.name),
-            "-w", str(workspace), "-c", ",".join(names), "-n", str(len(names)), "-t", str(threads),
-        ]  # fmt: skip
+        command = _command(job_root / recipe.name, workspace, names, threads)
         events = workspace / RUN_FOLDER / "progress.jsonl"
         run = partial(_run, command, owned, log, events=events, recipe=recipe, console=console, stop=stop)
         for attempt in range(2, ATTEMPTS + 1):
@@ -108,6 +105,11 @@ def simulate(
     cut_off = stop.why or f"FLARE's simulator ended with code {code} in the middle of the run; its log: {log_path}"
     mark_ended(workspace / RUN_FOLDER, cut_off)
     return code
+
+
+def _command(job: Path, workspace: Path, names: Sequence[str], threads: int) -> list[str]:
+    command = [sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator", str(job), "-w", str(workspace)]
+    return [*command, "-c", ",".join(names), "-n", str(len(names)), "-t", str(threads)]
 
 
 def _run(
@@ -141,16 +143,18 @@ def _run(
         # The simulator owns the folder too, in case it outlives this process.
         pass_fds=() if owned.descriptor is None else (owned.descriptor,),
     )
-    ended = False
     try:
         with view_of(recipe.plan, console) as view:
             ended = _follow(process, events, printed, view, stop)
-        return process.returncode if ended else None
-    except KeyboardInterrupt:
-        return stop.code
-    finally:
         if not ended:
             _stop(process)
+        return process.returncode if ended else None
+    except KeyboardInterrupt:
+        _stop(process)
+        return stop.code
+    except BaseException:
+        _stop(process)
+        raise
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fairflare.base.checks import refuse
 from fairflare.cli.data.sites import parse_sites, run_sites
 from fairflare.cli.options import (
     TABLES,
@@ -177,10 +178,10 @@ def compare(
             methods or [], plan_file if table is None else table.make_plan_file(small=given.get("small", True)), given
         )
         if hold_out is not None:
-            if as_json:
-                raise ValueError("--json has no document of left-out sites: take unseen.csv, or each run's unseen.json")
-            if table is not None:
-                raise ValueError("--hold-out and --preset exclude each other: a paper's table has no unseen sites")
+            refuse({
+                "--json has no document of left-out sites: take unseen.csv, or each run's unseen.json": as_json,
+                "--hold-out and --preset exclude each other: a paper's table has no unseen sites": table is not None,
+            })  # fmt: skip
             series = leaving_out(series, hold_out)
         if metric is not None:  # before runs are replaced
             _check_metric(metric, series.runs()[0].make().task)

@@ -190,7 +190,6 @@ def run(
     log, folder = place.with_name(place.name + ".log"), place / RUN_FOLDER
     if not overwrite:  # before the log of the run that is there is replaced
         refuse_to_replace_run(place, experiment, other="workspace, label or seed", overwrite="overwrite=True")
-    paper = {"small": False} if options.get("paper") else {}
     screen, notes = sys.stderr, io.StringIO()
     with redirect_stderr(notes):  # an earlier run's log is replaced when nothing of this run has been refused
         local = site_settings(None if data is None else Path(data), experiment, place)
@@ -198,7 +197,7 @@ def run(
         waits = usual_waits(options.pop("min_sites", None), options.pop("phase_timeout", None))
         request = RunRequest.make(
             method=method, rule=rule, training=training, task=task, sites=names, num_rounds=rounds, seed=seed,
-            settings=settings, **{**waits, **options, **paper},
+            settings=settings, **{**waits, **options, **({"small": False} if options.get("paper") else {})},
         )  # fmt: skip
         _, plan = fit_request(request, local, None if data is None else Path(data), trial=True)
         if simulator:

@@ -283,16 +283,15 @@ def series_of(
 
 
 def _go(runner: Runner) -> None:
-    done = sum(progress.state == DONE for progress in runner.all)
-    if done:
+    missing = [progress.run.name for progress in runner.all if progress.state != DONE]
+    if done := len(runner.all) - len(missing):
         console.print(f"{done} of {len(runner.all)} runs are done already")
-    if done == len(runner.all):
+    if not missing:
         return
     from fairflare_lab.cli.compare.provenance import note_session
     from fairflare_lab.cli.compare.view import plan_in_words, tell
 
     with user_errors():
-        missing = [progress.run.name for progress in runner.all if progress.state != DONE]
         note_session(runner.folder, ["fairflare", *sys.argv[1:]], runner.local, missing)
     say_what_was_left()
     console.print(plan_in_words(runner), highlight=False, markup=False, soft_wrap=True)

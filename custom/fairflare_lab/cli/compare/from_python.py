@@ -80,6 +80,7 @@ def compare(
         bar = Bar(screen, len(runner.all), "runs")
         runner.go(lambda progress: bar.draw(sum(one.state == DONE for one in runner.all)))
     if failed := next((one for one in runner.all if one.state != DONE), None):
-        log = runner.place(failed.run) / "run.log"
-        raise RuntimeError(f"run {failed.run.name} {failed.state}: {failed.reason}; log: {log}")
+        raise RuntimeError(
+            f"run {failed.run.name} {failed.state}: {failed.reason}; log: {runner.place(failed.run) / 'run.log'}"
+        )
     return RunsCompared(runner.folder, runner.results(), metric, series.refers_to())

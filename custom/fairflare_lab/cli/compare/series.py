@@ -231,8 +231,10 @@ def read_file(path: Path) -> dict[str, Any]:
     if "seeds" in content:
         given["seeds"] = seeds_of(content["seeds"])
     paper = content.get("paper", False)
-    given |= {"small": not paper, **({"paper": paper} if isinstance(paper, str) else {})}
-    return {"entries": [_entry(str(path), row) for row in rows], **given}
+    return {
+        "entries": [_entry(str(path), row) for row in rows], **given,
+        "small": not paper, **({"paper": paper} if isinstance(paper, str) else {}),
+    }  # fmt: skip
 
 
 def seeds_of(given: Any) -> list[int]:

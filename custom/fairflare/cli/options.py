@@ -218,11 +218,10 @@ class Command(ExplainingCommand):
         return sorted((p for p in parameters if not (ctx.meta.get(SHORT) and _panel(p))), key=_place_in_help)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        given = [
+        return super().parse_args(ctx, [
             f"{arg}={FIRST_PAPER}" if arg == "--paper" and _no_paper(after) else arg
             for arg, after in zip(args, [*args[1:], ""], strict=False)
-        ]
-        return super().parse_args(ctx, given)
+        ])  # fmt: skip
 
 
 def _print_all(ctx: Any, parameter: Any, given: bool) -> None:

@@ -174,7 +174,7 @@ def differences_of(
 def _split_seeds(label: str, runs: Sequence[RunResults]) -> dict[int, RunResults]:
     found: dict[int, RunResults] = {}
     for run in runs:
-        seed = run.info.config.get("seed")
+        seed: Any = run.info.config.get("seed")
         checks.refuse({
             f"no seed is recorded of a run of {label!r}": seed is None,
             f"two runs of {label!r} have seed {seed}; leave one of them out": seed in found,

@@ -104,8 +104,7 @@ def rows_of(runs: Sequence[RunResults], metric: str) -> list[Row]:
         row.of_all = {name: [v for run in group for v in global_values(run, name)] for name in names}
         if labels.count(label) > 1:
             row.label = f"{label} ({labels[: index + 1].count(label)})"
-            alike = [others[0] for (other, _), others in groups.items() if other == label]
-            row.settings = setting_difference(group[0], alike)
+            row.settings = setting_difference(group[0], [of[0] for (other, _), of in groups.items() if other == label])
         rows.append(row)
     return rows
 

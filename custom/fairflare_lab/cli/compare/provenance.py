@@ -34,6 +34,8 @@ def note_session(folder: Path, command: Sequence[str], local: Mapping[str, Any],
         OSError: the folder cannot be written.
         ValueError: the existing file cannot be read.
     """
+    import torch
+
     from fairflare.federation.record.run_info import versions
 
     session = {
@@ -41,7 +43,7 @@ def note_session(folder: Path, command: Sequence[str], local: Mapping[str, Any],
         "command": list(command),
         "commit": commit_of(Path(__file__).parents[1]),
         "processor": processor(),
-        "accelerator": accelerator(),
+        "accelerator": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
         "versions": versions(),
         "data": checksums(local),
         "runs": list(runs),
@@ -92,13 +94,6 @@ def processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def accelerator() -> str | None:
-    """Return the name of the GPU that runs would use; ``None`` if there is none."""
-    import torch
-
-    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
 
 
 def checksums(local: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO, cast
 
 from rich.console import Console
 
@@ -107,8 +107,7 @@ class Results:
         Raises:
             ValueError: the package that draws (``fairflare_lab``) is not installed.
         """
-        figure: Figure = _find_in_lab("plot")(self.folder)
-        return figure
+        return cast("Figure", _find_in_lab("plot")(self.folder))
 
     def model(self, which: Literal["best", "last"] | None = None) -> torch.nn.Module:
         """Return the run's network with its weights, in evaluation mode, on the CPU.
@@ -171,7 +170,6 @@ def run(
         RuntimeError: the run failed; the text has the reason and names the log.
         KeyboardInterrupt: the run was stopped.
     """
-    from fairflare.base.checks import first_of
     from fairflare.base.disk.files import safe_name
     from fairflare.cli.data.own_images import fit_request
     from fairflare.cli.data.sites import run_sites
@@ -182,8 +180,8 @@ def run(
     from fairflare.federation.plan.run_settings import usual_waits
     from fairflare.methods.base.catalog import add_file, get_method, method_of
 
-    if problem := first_of({"jobs is for runs in this process; leave simulator out": simulator and jobs is not None}):
-        raise ValueError(problem)
+    if simulator and jobs is not None:
+        raise ValueError("jobs is for runs in this process; leave simulator out")
     if method_file is not None:
         add_file(method_file)
     chosen = get_method(method) if method is not None else method_of(rule, training)
@@ -192,7 +190,6 @@ def run(
     log, folder = place.with_name(place.name + ".log"), place / RUN_FOLDER
     if not overwrite:  # before the log of the run that is there is replaced
         refuse_to_replace_run(place, experiment, other="workspace, label or seed", overwrite="overwrite=True")
-    paper = {"small": False} if options.get("paper") else {}
     screen, notes = sys.stderr, io.StringIO()
     with redirect_stderr(notes):  # an earlier run's log is replaced when nothing of this run has been refused
         local = site_settings(None if data is None else Path(data), experiment, place)
@@ -200,7 +197,7 @@ def run(
         waits = usual_waits(options.pop("min_sites", None), options.pop("phase_timeout", None))
         request = RunRequest.make(
             method=method, rule=rule, training=training, task=task, sites=names, num_rounds=rounds, seed=seed,
-            settings=settings, **{**waits, **options, **paper},
+            settings=settings, **{**waits, **options, **({"small": False} if options.get("paper") else {})},
         )  # fmt: skip
         _, plan = fit_request(request, local, None if data is None else Path(data), trial=True)
         if simulator:
@@ -255,8 +252,7 @@ def compare(methods: Sequence[str], *, seeds: int | Sequence[int] = 3, **options
         ValueError: a row cannot be run, or the package that compares (``fairflare_lab``) is not installed.
         RuntimeError: a run failed (names run, reason and log).
     """
-    comparison: Comparison = _find_in_lab("compare")(methods, seeds=seeds, **options)
-    return comparison
+    return cast("Comparison", _find_in_lab("compare")(methods, seeds=seeds, **options))
 
 
 def list_methods() -> list[Listed]:
@@ -317,9 +313,8 @@ class Bar(Listener):
         """Draw the bar with so much done; the line ends when all is."""
         if self.shown:
             bar = ("#" * (WIDE * done // self.total)).ljust(WIDE, ".")
-            took = time.monotonic() - self.since
             print(
-                f"\r[{bar}] {done} of {self.total} {self.of}, {took:.0f} s",
+                f"\r[{bar}] {done} of {self.total} {self.of}, {time.monotonic() - self.since:.0f} s",
                 end="\n" * (done == self.total),
                 file=self.stream,
             )

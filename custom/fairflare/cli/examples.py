@@ -37,6 +37,5 @@ def examples(
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise ValueError(f"{target} is there already and not empty; give another folder")
         with as_file(files("fairflare") / "examples" / name) as source:
-            ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
-            shutil.copytree(source, target, ignore=ignored, dirs_exist_ok=True)
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"), dirs_exist_ok=True)
     say(f"{target}: {EXAMPLES[name]}. Read {target / 'README.md'}; bash {target / 'run.sh'} runs it", console)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 
 from fairflare.cli.options import OWN_IMAGES, VALUES, Method, MethodFile, Task
 from fairflare.cli.screen import AsJson, console, one_document, one_form, user_errors
@@ -44,22 +44,20 @@ def _print_methods() -> None:
     from fairflare.federation.plan.describe import STATUS, overview
 
     members = overview()
-    titles = min(max(len(method.title) + 1 for method in members), WIDEST_TITLE)
-    sources = max(len(method.source) for method in members)
     for group, fair_to in dict.fromkeys((method.group, method.fair_to) for method in members):
         console.print(f"[bold]{group}[/bold] (fair to {fair_to})")
-        table = Table(box=None, pad_edge=False, show_header=False)
-        table.add_column(min_width=max(len(method.name) for method in members), no_wrap=True)
-        table.add_column(width=titles)
-        table.add_column(ratio=1)
-        table.add_column(no_wrap=True)
-        if console.width >= WIDE:
-            table.add_column(width=min(sources, WIDEST_SOURCE))
+        columns = [
+            Column(min_width=max(len(method.name) for method in members), no_wrap=True),
+            Column(width=min(max(len(method.title) + 1 for method in members), WIDEST_TITLE)),
+            Column(ratio=1), Column(no_wrap=True),
+            Column(width=min(max(len(method.source) for method in members), WIDEST_SOURCE)),
+        ][: 5 if console.width >= WIDE else 4]  # fmt: skip
+        table = Table(*columns, box=None, pad_edge=False, show_header=False)
         for m in (method for method in members if method.group == group):
             only = f" ({m.learns[0]} only)" if len(m.learns) == 1 else ""
             marks = "S" * m.secure_sums * m.phases + " D" * m.private
             cells = (m.name, m.title + ("*" if m.phases > 1 else ""), m.summary + only, marks, m.source)
-            table.add_row(*map(escape, cells[: len(table.columns)]))
+            table.add_row(*map(escape, cells[: len(columns)]))
         console.print(Padding(table, (0, 0, 1, 0)))
     console.print(
         "* asks every site twice a round. Works with: S: secure sums (SS: two a round), D: differential privacy\n"

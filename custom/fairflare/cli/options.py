@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import typer
 from typer.core import TyperCommand
 
+from fairflare.base.checks import refuse
 from fairflare.cli import completion
 from fairflare.cli.data.sites import parse_sites
 from fairflare.cli.screen import console, say, user_errors
@@ -217,11 +218,10 @@ class Command(ExplainingCommand):
         return sorted((p for p in parameters if not (ctx.meta.get(SHORT) and _panel(p))), key=_place_in_help)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        given = [
+        return super().parse_args(ctx, [
             f"{arg}={FIRST_PAPER}" if arg == "--paper" and _no_paper(after) else arg
             for arg, after in zip(args, [*args[1:], ""], strict=False)
-        ]
-        return super().parse_args(ctx, given)
+        ])  # fmt: skip
 
 
 def _print_all(ctx: Any, parameter: Any, given: bool) -> None:
@@ -421,13 +421,18 @@ def plan_options(
 
 def run_options(command: str) -> list[inspect.Parameter]:
     """Return the parameters of a command for settings of the run that have an option, see :class:`ByOption`."""
-    usual, hints, parameters = RunSettings(), get_type_hints(RunSettings), []
-    for name, option in BY_OPTION.items():
-        if option.help and option.only in ("", command):
-            default = getattr(usual, name) if option.default is SAME else option.default
-            kind: Any = Annotated[hints[name] | None if default is None else hints[name], option_of(name)]
-            parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
-    return parameters
+    usual, hints = RunSettings(), get_type_hints(RunSettings)
+    defaults = {
+        name: getattr(usual, name) if option.default is SAME else option.default
+        for name, option in BY_OPTION.items() if option.help and option.only in ("", command)
+    }  # fmt: skip
+    return [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default,
+            annotation=Annotated[hints[name] | None if default is None else hints[name], option_of(name)],
+        )
+        for name, default in defaults.items()
+    ]  # fmt: skip
 
 
 def takes_plan(command: Callable[..., None]) -> Callable[..., None]:
@@ -462,17 +467,27 @@ def value_of(text: str) -> Any:
 
 
 def parse_settings(items: Sequence[str] | None) -> dict[str, Any]:
-    """Parse ``["clip_max=0.99"]`` into ``{"clip_max": 0.99}``; values are JSON where they parse, else text.
+    """Parse ``["clip_max=0.99"]`` into ``{"clip_max": 0.99}``, see :func:`parse_pairs`."""
+    return parse_pairs(items or (), "--set wants KEY=VALUE", "--set", "; give it once")
+
+
+def parse_pairs(items: Iterable[str], wants: str, whose: str, remedy: str = "") -> dict[str, Any]:
+    """Parse items of the form ``KEY=VALUE``; values are JSON where they parse, else text.
+
+    Args:
+        items: texts of a user.
+        wants: beginning of the message that an item has not this form.
+        whose: what the user gave, for the message that a key is given twice, which ends with ``remedy``.
 
     Raises:
         ValueError: an item has no ``=``, or a key is given twice.
     """
     parsed: dict[str, Any] = {}
-    for item in items or ():
+    for item in items:
         key, equals, text = item.partition("=")
-        if not equals or not (key := key.strip()):
-            raise ValueError(f"--set wants KEY=VALUE, got {item!r}")
-        if key in parsed:
-            raise ValueError(f"--set gives {key!r} twice; give it once")
-        parsed[key] = value_of(text)
+        refuse({
+            f"{wants}, got {item!r}": not equals or not key.strip(),
+            f"{whose} gives {key.strip()!r} twice{remedy}": key.strip() in parsed,
+        })  # fmt: skip
+        parsed[key.strip()] = value_of(text)
     return parsed

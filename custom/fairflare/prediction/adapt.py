@@ -130,18 +130,14 @@ def save(adapted: Adapted, out: Path) -> SavedModel:
     """
     source = adapted.predictor.model
     state = {name: tensor.detach().cpu() for name, tensor in adapted.predictor.network.state_dict().items()}
-    note: dict[str, Any] = {
-        "pictures": adapted.pictures,
-        "files": adapted.files,
-        "norms": adapted.norms,
-        "left": adapted.left,
-        "source": source.path.name,
-        "source_sha256": sha256_of(source.path),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-    }
-    conf: dict[str, Any] = {"method": source.method, "task": dict(source.record), "adapted": note}
-    if source.made is not None:
-        conf["round"] = source.made
+    conf: dict[str, Any] = {
+        "method": source.method, "task": dict(source.record), "adapted": {
+            "pictures": adapted.pictures, "files": adapted.files, "norms": adapted.norms, "left": adapted.left,
+            "source": source.path.name, "source_sha256": sha256_of(source.path),
+            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        },
+        **({} if source.made is None else {"round": source.made}),
+    }  # fmt: skip
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, lambda path: save_torch({"model": state, "train_conf": conf}, path))
     return read_model(out)

@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 
 from fairflare import __version__
-from fairflare.base.checks import choice
+from fairflare.base.checks import choice, refuse
 from fairflare.base.own_errors import describe_error
 from fairflare.core.plans.document import FULL, READER, resampling
 from fairflare.prediction.masks import labels_of
@@ -52,13 +52,14 @@ def export(predictor: Predictor, kind: str, out: Path) -> list[Path]:
     """
     write, words, path = KINDS[choice("--as", kind, KINDS)], describe_network(predictor), predictor.model.path
     task, network = predictor.task, predictor.network.eval()
-    if kind in ("bundle", "nnunet") and task.is_overridden("build_model", "build_unet", "outputs", "probabilities"):
-        raise ValueError(
-            f"{path}: the task builds its network, or reads its outputs, by code of its own, which no {kind} can hold; "
-            "write the model as torchscript or onnx"
-        )
-    if out.exists():
-        raise ValueError(f"{out} exists, and an export replaces nothing; give another folder")
+    refuse({
+        f"{path}: the task builds its network, or reads its outputs, by code of its own, which no {kind} can hold; "
+        "write the model as torchscript or onnx": (
+            kind in ("bundle", "nnunet")
+            and task.is_overridden("build_model", "build_unet", "outputs", "probabilities")
+        ),
+        f"{out} exists, and an export replaces nothing; give another folder": out.exists(),
+    })  # fmt: skip
     out.parent.mkdir(parents=True, exist_ok=True)
     images = torch.rand([2, *words["input"]["shape"][1:]], generator=torch.Generator().manual_seed(0))
     inputs = torch.cat([*images[:, None]], 2) if words["output"]["windows"] else images  # one volume, several windows
@@ -144,13 +145,15 @@ def _bundle(predictor: Predictor, folder: Path, words: Words, images: torch.Tens
     (definition, state, steps), (_, channels, *size) = _define_for_monai(predictor), words["input"]["shape"]
     if problems := mismatch(make_network(definition).state_dict(), state):
         raise ValueError(f"its network is not MONAI's alone ({problems}); write it as torchscript or onnx")
-    window = {"_target_": "SlidingWindowInferer", "roi_size": size, "sw_batch_size": 1, "mode": "gaussian"}
     windows, named = words["output"]["windows"], dict(enumerate(words["output"]["names"]))
     masks = predictor.kind == "segmentation"
     file = _write(folder / "configs" / "inference.json", {
         "bundle_root": ".", "device": "$torch.device('cpu')", "network_def": definition,
         "network": "$@network_def.to(@device)",
-        "inferer": {**window, "overlap": windows["overlap"]} if windows else {"_target_": "SimpleInferer"},
+        "inferer": {
+            "_target_": "SlidingWindowInferer", "roi_size": size, "sw_batch_size": 1, "mode": "gaussian",
+            "overlap": windows["overlap"],
+        } if windows else {"_target_": "SimpleInferer"},
         "preprocessing": {"_target_": "Compose", "transforms": steps},
         "postprocessing": {"_target_": "Compose", "transforms": [
             {"_target_": "Activationsd", "keys": "pred", words["output"]["activation"]: True}
@@ -211,14 +214,9 @@ def _define_for_monai(predictor: Predictor) -> tuple[Words, dict[str, torch.Tens
     mean, std = (
         torch.tensor(values).expand(task.in_channels).tolist() for values in cast("Classifier", network).statistics
     )
-    step = {
-        "_target_": "NormalizeIntensityd",
-        "keys": "image",
-        "subtrahend": mean,
-        "divisor": std,
-        "channel_wise": True,
-    }
-    return definition, renamed, [step]
+    return definition, renamed, [{
+        "_target_": "NormalizeIntensityd", "keys": "image", "subtrahend": mean, "divisor": std, "channel_wise": True,
+    }]  # fmt: skip
 
 
 # -------------------------------------------------------------------------------------------------- nnU-Net

@@ -112,11 +112,10 @@ def _find_packaged_task(record: Mapping[str, Any], user_code: list[str], folder:
 
 def _doubts(record: Mapping[str, Any], task_file: Path | None) -> list[str]:
     version, learned = record.get("fairflare"), record.get("task_file_sha256")
-    doubts = {
+    return true_texts({
         "the model's file has no settings of its task; those that the task file sets hold": not record,
         f"the model was made with fairflare {version}, this is {__version__}": version and version != __version__,
         f"{task_file} is not the file that the model was trained with (its contents differ)": (
             task_file is not None and learned and sha256_of(task_file) != learned
         ),
-    }
-    return true_texts(doubts)
+    })  # fmt: skip

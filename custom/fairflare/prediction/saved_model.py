@@ -65,8 +65,11 @@ class SavedModel:
 
     def describe(self) -> str:
         """Describe in one line which model of the run this is."""
-        which = {BEST_MODEL_FILE: "the best by validation", MODEL_FILE: "the last"}.get(self.path.name, "")
-        which = which if self.validated else "the last, as no site told a validation figure"
+        which = (
+            {BEST_MODEL_FILE: "the best by validation", MODEL_FILE: "the last"}.get(self.path.name, "")
+            if self.validated
+            else "the last, as no site told a validation figure"
+        )
         rounds = "" if self.made is None else "untrained" if self.made < 0 else f"of round {self.made}"
         metric = self.record.get("metric")
         by = f" ({metric})" if metric and self.path.name == BEST_MODEL_FILE and self.validated else ""

@@ -46,15 +46,14 @@ def phantom(
             raise ValueError(
                 "--cases is of the prostate and volumes3d; set num_samples of a phantom with classes (--set)"
             )
-        record = {
-            "preparer": "phantom",
-            "options": {"name": name, "sites": sites, "size": size, "cases": cases, **given},
-        }
         with counting_files() as progress:
             plan = PhantomPlan(**{"phantom": name, "num_sites": sites, **given}) if given else None
             prepare_phantom(
                 name, out, sites=sites, image_size=size, cases=cases, plan=plan, seed=seed, overwrite=overwrite,
-                progress=progress, record=record,
+                progress=progress, record={
+                    "preparer": "phantom",
+                    "options": {"name": name, "sites": sites, "size": size, "cases": cases, **given},
+                },
             )  # fmt: skip
     say(out)
     console.print("SYNTHETIC images, no patient data", highlight=False)

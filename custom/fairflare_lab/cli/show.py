@@ -33,20 +33,15 @@ def show_several(
         style: form of the tables.
         put: function that prints the comparison as one JSON document; ``None`` if tables are printed.
     """
-    from fairflare_lab.compare.comparison import comparison_of, row_table
+    from fairflare_lab.compare.comparison import both_tables, comparison_of, row_table
     from fairflare_lab.compare.comparison_json import comparison_json
-    from fairflare_lab.compare.difference_table import difference_table
 
     several = comparison_of(runs, metric)
     if put is not None:
         put(run=None, comparison=comparison_json(several))
         return
-    parts = [row_table(several, style=style, per_site=sites, width=console.width)]
-    if style != "csv":
-        if differ := several.differences:
-            parts.append(difference_table(differ, several.reference, style=style, width=console.width))
-        parts.append(several.problem)
-    typer.echo("\n\n".join(filter(None, parts)))
+    tables = row_table if style == "csv" else both_tables
+    typer.echo(tables(several, style=style, per_site=sites, width=console.width))
 
 
 def report(

@@ -137,8 +137,10 @@ def _test_model(
     metrics = {cell.name: cell.value for cell in reply.metrics if cell.reason != WITHHELD}
     drawn = [value if math.isfinite(value) else None for value in reply.stats.get(RESAMPLED) or ()]
     statistics = {**dict.fromkeys((SUPPRESSED, *(field.name for field in FIELDS))), **reply.stats}
-    bins = plan.run.group_bins, plan.run.calibration_bins
-    sums = read_groups(site, statistics, plan.run.groups, len(plan.task.outcome_names()), *bins)
+    sums = read_groups(
+        site, statistics, plan.run.groups, len(plan.task.outcome_names()), plan.run.group_bins,
+        plan.run.calibration_bins,
+    )  # fmt: skip
     return Unseen(
         site=site,
         metrics=metrics,

@@ -13,6 +13,7 @@ from fairflare.reporting.findings import Finding
 from fairflare.reporting.layout import STYLES, Cell, Shown, Table, format_tables, spread
 from fairflare.reporting.values import direction_of, metrics_of
 from fairflare_lab.compare.comparison_notes import comparison_findings, notes_of
+from fairflare_lab.compare.difference_table import difference_table
 from fairflare_lab.compare.differences import Difference, differences_of
 from fairflare_lab.compare.rows import Row, complete_runs, rows_of
 
@@ -103,9 +104,16 @@ def compare(
 
 def row_table(found: Comparison, *, style: str = "text", per_site: bool = True, width: int | None = None) -> str:
     """Return the table of a comparison's rows as text, in the form of :func:`compare`."""
-    first = [finding.text for finding in found.findings]
     table = rows_table(found.rows, found.metric, found.sites if per_site else [])
-    return format_tables([table], found.notes, style, width, first=first)
+    return format_tables([table], found.notes, style, width, first=[finding.text for finding in found.findings])
+
+
+def both_tables(found: Comparison, *, style: str = "text", per_site: bool = True, width: int | None = None) -> str:
+    """Return the tables of a comparison's rows and of their differences as text, and why there are no differences."""
+    tables = [row_table(found, style=style, per_site=per_site, width=width)]
+    if found.differences:
+        tables.append(difference_table(found.differences, found.reference, style=style, width=width))
+    return "\n\n".join(filter(None, [*tables, found.problem]))
 
 
 # ------------------------------------------------------------------------------------------------ forms

@@ -208,8 +208,9 @@ def _verdicts(differences: Sequence[Difference], reference: str) -> Iterator[Fin
     }  # fmt: skip
     for head, (kind, chosen) in every.items():
         if chosen:
-            figures = [{"label": d.label, "measure": d.measure, "mean": d.mean} for d in chosen]
-            yield Finding(kind, f"{head}: {_describe_differences(chosen)}.", {"differences": figures})
+            yield Finding(kind, f"{head}: {_describe_differences(chosen)}.", {
+                "differences": [{"label": d.label, "measure": d.measure, "mean": d.mean} for d in chosen],
+            })  # fmt: skip
     if totals and not fairer:
         unknown = f"Whether a method is fairer than {reference} cannot be said of these runs"
         text = first_of({
@@ -246,14 +247,17 @@ def _people(rows: Mapping[str, Sequence[RunResults]], reference: str) -> Iterato
             ),
         })  # fmt: skip
         if text:
-            figures = [{"label": key[0], "gap": key[2], "interval": ends} for key, ends in intervals.items()]
-            yield Finding(BEYOND if beyond else CHANCE, text, {"attribute": attribute, "gaps": figures})
+            yield Finding(BEYOND if beyond else CHANCE, text, {
+                "attribute": attribute,
+                "gaps": [{"label": key[0], "gap": key[2], "interval": ends} for key, ends in intervals.items()],
+            })  # fmt: skip
     for verdict in (BETTER, WORSE):
         if chosen := [d for d in differ.values() if d.verdict == verdict]:
-            text = (
-                f"Between groups of people {verdict} than {reference}, beyond noise: {_describe_differences(chosen)}."
+            yield Finding(
+                BEYOND,
+                f"Between groups of people {verdict} than {reference}, beyond noise: {_describe_differences(chosen)}.",
+                {"verdict": verdict, "labels": [d.label for d in chosen]},
             )
-            yield Finding(BEYOND, text, {"verdict": verdict, "labels": [d.label for d in chosen]})
 
 
 def _last_site(row: Row, metric: str) -> list[Finding]:

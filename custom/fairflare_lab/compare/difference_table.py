@@ -40,7 +40,7 @@ def table_of_differences(found: Sequence[Difference], reference: str) -> Table:
             Shown(d.label, [d.label, reference]), Shown(d.measure, [d.measure, len(d.values), " ".join(d.sites)]),
             Shown(interval(d.low, d.high, d.mean), [d.mean, d.sd, d.low, d.high]),
             Shown(MARKS.get(d.verdict, "") + d.verdict, [d.verdict, d.images_sd]),
-            Shown(_p(d.p), [d.p]), Shown(_p(d.p_holm), [d.p_holm]), d.smallest,
+            Shown(show_p(d.p), [d.p]), Shown(show_p(d.p_holm), [d.p_holm]), d.smallest,
         ]
         for d in found
     ]  # fmt: skip
@@ -86,5 +86,6 @@ def interval_of(found: Sequence[Difference]) -> str:
     return f" over {seeds}{some}the test {what} (bootstrap{many})"
 
 
-def _p(value: float) -> str:
+def show_p(value: float) -> str:
+    """Return a p-value as text for a cell; of one that is not known, the sign for a missing figure."""
     return p_value(value).removeprefix("= ") if math.isfinite(value) else MISSING

@@ -140,8 +140,8 @@ def correct_p_values(found: Sequence[Difference]) -> list[Difference]:
         for index, p in zip(family, holm([found[k].p for k in family]) if family else [], strict=True):
             of = found[index].of
             smallest = math.nan if of is None else float(of.smallest(len(family)))
-            told = math.nan if math.isnan(smallest) else float(p)
-            result[index] = replace(found[index], p_holm=told, smallest=smallest)
+            p_holm = math.nan if math.isnan(smallest) else float(p)
+            result[index] = replace(found[index], p_holm=p_holm, smallest=smallest)
     return [replace(d, verdict=_verdict(d)) for d in result]
 
 
@@ -174,11 +174,11 @@ def differences_of(
 def _split_seeds(label: str, runs: Sequence[RunResults]) -> dict[int, RunResults]:
     found: dict[int, RunResults] = {}
     for run in runs:
-        seed = run.info.config.get("seed")
-        if seed is None:
-            raise ValueError(f"no seed is recorded of a run of {label!r}")
-        if seed in found:
-            raise ValueError(f"two runs of {label!r} have seed {seed}; leave one of them out")
+        seed: Any = run.info.config.get("seed")
+        checks.refuse({
+            f"no seed is recorded of a run of {label!r}": seed is None,
+            f"two runs of {label!r} have seed {seed}; leave one of them out": seed in found,
+        })  # fmt: skip
         found[int(seed)] = run
     return found
 
@@ -200,10 +200,9 @@ def _compare_row(
     if not runs.sites:
         return []
     largest = float(np.nanmax(np.abs(runs.values[..., VALUE])))
-    first = next(iter(pairs.values()))[0]
     given = all(run.info.num_rounds == 0 for pair in pairs.values() for run in pair)
     found = []
-    measures = MEASURES if are_linked(first, metric) else MEASURES[:1]
+    measures = MEASURES if are_linked(next(iter(pairs.values()))[0], metric) else MEASURES[:1]
     for name in (*measures, *runs.sites):
         total, half = name in MEASURES, 2 if name == "std" else 1
         over = runs if total else runs.select_site(name)
@@ -212,12 +211,8 @@ def _compare_row(
             own, other = aggregate_sites(values, higher, 2, np.isfinite(values[..., :1]))[measure]
             return np.asarray(own - other)
 
-        contrast = over.contrast(figure)
-        about = {
-            "limit": largest / half, "sites": tuple(over.sites), "units": over.units,
-            "lacking": lacking if total else {},
-        }  # fmt: skip
-        found.append(
-            compare_pairs(label, name, contrast, higher_is_better=higher and name != "std", given=given, **about)
-        )
+        found.append(compare_pairs(
+            label, name, over.contrast(figure), higher_is_better=higher and name != "std", given=given,
+            limit=largest / half, sites=tuple(over.sites), units=over.units, lacking=lacking if total else {},
+        ))  # fmt: skip
     return found

@@ -27,9 +27,10 @@ from fairflare.reporting.groups import (
     groups_at,
     summarise_groups,
 )
-from fairflare.reporting.layout import MISSING, Shown, Table, format_tables, interval, join_parts, p_value, spread
+from fairflare.reporting.layout import MISSING, Shown, Table, format_tables, interval, join_parts, spread
 from fairflare.reporting.layout import Cell as Entry
 from fairflare.reporting.values import label_of
+from fairflare_lab.compare.difference_table import show_p
 from fairflare_lab.compare.differences import NOT_KNOWN, Difference, compare_pairs, correct_p_values
 from fairflare_lab.compare.left_out import Unseen
 from fairflare_lab.compare.runs import Contrast
@@ -90,16 +91,14 @@ def gap_table(rows: Mapping[str, Sequence[Run]], reference: str) -> Table:
         reference: label of the row that other rows are compared with; without such a row differences are empty.
     """
     values, differ = judge_gaps(rows, reference)
-    order = sorted(values, key=lambda key: (key[1], MEASURES.index(key[2]), [*rows].index(key[0])))
     body: list[list[Entry]] = []
-    for key in order:
+    for key in sorted(values, key=lambda key: (key[1], MEASURES.index(key[2]), [*rows].index(key[0]))):
         label, attribute, measure = key
         found = list(values[key].values())
         ends = average_seeds(found)
-        gaps = spread([of.value for of in found])
         body.append([
-            measure, attribute, label, len(found), gaps, Shown(interval(*ends), ends), *_entries(differ.get(key)),
-            ", ".join(sorted({of.lowest for of in found} - {""})),
+            measure, attribute, label, len(found), spread([of.value for of in found]), Shown(interval(*ends), ends),
+            *_entries(differ.get(key)), ", ".join(sorted({of.lowest for of in found} - {""})),
         ])  # fmt: skip
     heads = [[name] for name in HEADS]
     heads[4:7] = [["mean", "sd"], ["low", "high"], ["difference", "difference low", "difference high"]]
@@ -114,8 +113,7 @@ def _entries(of: Difference | None) -> list[Entry]:
     """Return cells of a difference: interval, p-value and verdict, or ``None`` if the row is the reference itself."""
     if of is None:
         return [Shown(MISSING, [math.nan] * 3), MISSING, MISSING]
-    p = MISSING if math.isnan(of.p_holm) else p_value(of.p_holm).removeprefix("= ")
-    return [Shown(interval(of.low, of.high, of.mean), [of.mean, of.low, of.high]), p, of.verdict]
+    return [Shown(interval(of.low, of.high, of.mean), [of.mean, of.low, of.high]), show_p(of.p_holm), of.verdict]
 
 
 def judge_gaps(rows: Mapping[str, Sequence[Run]], reference: str) -> tuple[dict[Key, Values], dict[Key, Difference]]:

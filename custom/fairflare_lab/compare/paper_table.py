@@ -73,10 +73,10 @@ def paper_table(
         f"ABSENT, as no run measured it: {', '.join(absent)}.": absent,
     })  # fmt: skip
     about = f"{title}, in percent, of the {models}: mean ± population standard deviation over them and the runs."
-    cells_of_rows = list(zip(*table.values(), strict=True))
     return format_tables(
-        [Table("paper_table", title, list(table), cells_of_rows)], [about, *notes, *warnings], style, width
-    )
+        [Table("paper_table", title, list(table), list(zip(*table.values(), strict=True)))],
+        [about, *notes, *warnings], style, width,
+    )  # fmt: skip
 
 
 def _cell(spread: Spread) -> str:

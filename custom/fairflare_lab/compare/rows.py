@@ -104,8 +104,7 @@ def rows_of(runs: Sequence[RunResults], metric: str) -> list[Row]:
         row.of_all = {name: [v for run in group for v in global_values(run, name)] for name in names}
         if labels.count(label) > 1:
             row.label = f"{label} ({labels[: index + 1].count(label)})"
-            alike = [others[0] for (other, _), others in groups.items() if other == label]
-            row.settings = setting_difference(group[0], alike)
+            row.settings = setting_difference(group[0], [of[0] for (other, _), of in groups.items() if other == label])
         rows.append(row)
     return rows
 
@@ -118,8 +117,7 @@ def row_of(label: str, runs: Sequence[RunResults], metric: str, last: bool = Fal
         summarize(v, higher_is_better=higher, suppressed=find_suppressed(run, metric), linked=are_linked(run, metric))
         for run, v in tested
     ]
-    which = runs[0].info.measured
-    return Row(label, list(runs), [by_site for _, by_site in tested], summaries, measured=which)
+    return Row(label, list(runs), [by_site for _, by_site in tested], summaries, measured=runs[0].info.measured)
 
 
 def _check_metric(run: RunResults, metric: str) -> None:

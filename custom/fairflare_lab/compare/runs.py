@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflare.base.cases.resampling import UNITS
+from fairflare.base.checks import group_by_key
 from fairflare.core.statistics.intervals import LEAST, degrees, skewness, widen_draws
 from fairflare.reporting.documents import RunResults
 from fairflare_lab.statistics.seed_intervals import Estimate, estimate, shared_variance
@@ -74,14 +75,10 @@ class Runs:
         """Stack rows in an array; draws of a site with one patient, or with different draws by run, are not used."""
         seeds = sorted({seed for row in rows for seed in row})
         sites = sorted({site for row in rows for by_site in row.values() for site in by_site})
-        kinds: dict[str, set[tuple[Units, int] | None]] = {site: set() for site in sites}
-        for *_, site, _, draws in _entries(rows):
-            kinds[site].add(None if draws is None else (draws[0], len(draws[1])))
-        same = {
-            site: kind
-            for site, kinds_of_site in kinds.items()
-            if len(kinds_of_site) == 1 and (kind := next(iter(kinds_of_site)))
-        }
+        kinds = group_by_key(
+            (site, None if draws is None else (draws[0], len(draws[1]))) for *_, site, _, draws in _entries(rows)
+        )
+        same = {site: kind for site in sites if len({*kinds[site]}) == 1 and (kind := kinds[site][0])}
         units = {site: unit for site, (unit, _) in same.items() if unit[1] != 1}
         many = max((count for _, count in same.values()), default=0)
         values = np.full((len(rows), len(seeds), len(sites), 1 + many), math.nan)

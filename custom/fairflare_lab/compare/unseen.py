@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -91,17 +91,8 @@ def unseen_of(found: Sequence[Pair], metric: str | None = None) -> UnseenSites:
         rows.append(_row(label, by_seed, sites, chosen, higher))
         if lacking := sorted(seed for seed, by in by_seed.items() if len(by) < len(sites)):
             notes.append(f"{label}: seeds {', '.join(map(str, lacking))} lack runs: in the sites' columns only.")
-        notes += [f"{label} {text}." for text in nothing_anywhere(rows[-1], chosen, higher)]
-        notes += _note_usable(rows[-1])
+        notes += _notes(rows[-1], chosen, higher)
     return UnseenSites(chosen, higher, sites, rows, notes, [run for run, _ in found])
-
-
-def nothing_anywhere(row: UnseenRow, metric: str, higher: bool) -> list[str]:
-    """Return a note on a method whose models find nothing at any seen or unseen site; else an empty list."""
-    seen, unseen = row.figures["seen"].mean, row.figures["unseen"].mean
-    where = ", trained at or not" if unseen == 0 else " that trained"
-    nothing = higher and seen == 0 and not unseen > 0
-    return [f"learnt nothing: {spell_metric(metric)} is 0 at every site{where}"] if nothing else []
 
 
 def _row(
@@ -114,20 +105,18 @@ def _row(
     complete = len(contrasts["unseen"].values) == len(whole) > 0
     sure = {name: _certainty(of) for name, of in contrasts.items() if complete and len(of.values) == len(whole)}
     known = next((contrasts[name] for name, one in sure.items() if math.isfinite(one.low)), Contrast({}))
-    over = [f"{len(whole)} seeds"] if len(known.values) > 1 else []
-    over += [f"the test {drawn}"] if math.isfinite(known.shared) else []
+    over = true_texts({
+        f"{len(whole)} seeds": len(known.values) > 1, f"the test {drawn}": math.isfinite(known.shared),
+    })  # fmt: skip
 
     def read_values(kind: str, by: Mapping[str, Pair]) -> list[float]:
         return [_read_left_out(by[site], kind, metric)[0] for site in sites if site in by]
 
-    figures = {name: spread([*of.values.values()]) for name, of in contrasts.items()}
-    ways: dict[str, tuple[str, Callable[[list[float]], Any]]] = {
-        "worst": ("metrics", np.min if higher else np.max),
-        "adapted": ("adapted", np.mean),
-    }
-    figures |= {
-        name: spread([float(figure(read_values(kind, by))) for by in whole.values()])
-        for name, (kind, figure) in ways.items()
+    worst = np.min if higher else np.max
+    figures = {
+        **{name: spread([*of.values.values()]) for name, of in contrasts.items()},
+        "worst": spread([float(worst(read_values("metrics", by))) for by in whole.values()]),
+        "adapted": spread([float(np.mean(read_values("adapted", by))) for by in whole.values()]),
     }
     return UnseenRow(
         label, len(by_seed), figures,
@@ -191,11 +180,9 @@ def _read_left_out(pair: Pair, kind: str, metric: str) -> tuple[float, Draws | N
     """Return value and draws of a model at its left-out site; ``kind``: ``metrics`` or ``adapted``."""
     run, unseen = pair
     value = getattr(unseen, kind).get(metric)
-    drawn = {"metrics": unseen.resampled, "adapted": unseen.adapted_resampled}.get(kind)
-    if not drawn or metric != run.info.primary_metric:
-        return math.nan if value is None else value, None
-    draws = [math.nan if one is None else one for one in drawn]
-    return math.nan if value is None else value, ((unseen.unit, unseen.units), draws)
+    drawn = {"metrics": unseen.resampled, "adapted": unseen.adapted_resampled}[kind]
+    draws = [math.nan if one is None else one for one in drawn if metric == run.info.primary_metric]
+    return math.nan if value is None else value, ((unseen.unit, unseen.units), draws) if draws else None
 
 
 def _certainty(found: Contrast) -> Certainty:
@@ -207,18 +194,23 @@ def _certainty(found: Contrast) -> Certainty:
     return Certainty(mean, *map(float, of.ends)) if of.error > ROUNDING else Certainty(mean)
 
 
-def _note_usable(row: UnseenRow) -> list[str]:
-    """Return notes on which of a method's models an unseen site can use."""
-    models = true_texts({
-        "an unseen site gets the common weights with norm statistics of its own images (adapted)": (
+def _notes(row: UnseenRow, metric: str, higher: bool) -> list[str]:
+    """Return notes on a method whose models find nothing at any site, and on which of them an unseen site can use."""
+    seen, unseen = row.figures["seen"].mean, row.figures["unseen"].mean
+    where = ", trained at or not" if unseen == 0 else " that trained"
+    texts = true_texts({
+        f" learnt nothing: {spell_metric(metric)} is 0 at every site{where}": (
+            higher and seen == 0 and not unseen > 0
+        ),
+        **{f": no figure: {reason}": reason for reason in row.reason.split("; ")},
+        ": an unseen site gets the common weights with norm statistics of its own images (adapted)": (
             row.reason and math.isfinite(row.figures["adapted"].mean)
         ),
-        "seen sites are measured with a model of their own, the unseen one with the common": (
+        ": seen sites are measured with a model of their own, the unseen one with the common": (
             row.personal and not row.reason
         ),
     })  # fmt: skip
-    reasons = [f"no figure: {reason}" for reason in row.reason.split("; ") if reason]
-    return [f"{row.label}: {text}." for text in (*reasons, *models)]
+    return [f"{row.label}{text}." for text in texts]
 
 
 def unseen_table(
@@ -246,11 +238,11 @@ def unseen_table(
         ValueError: no run is given, or no run has the metric.
     """
     of = unseen_of(found, metric)
-    notes = [
+    about = (
         f"{of.metric} ({'higher' if of.higher else 'lower'} is better) of the last models; a site's column is of "
         "models that were trained without it, on its test split. Mean ± population standard deviation over the seeds."
-    ]
-    return format_tables([unseen_cells(of)], [*notes, *intervals_in_words(of), *of.notes], style, width)
+    )
+    return format_tables([unseen_cells(of)], [about, *intervals_in_words(of), *of.notes], style, width)
 
 
 def unseen_cells(found: UnseenSites) -> Table:
@@ -275,6 +267,8 @@ def unseen_cells(found: UnseenSites) -> Table:
 
 def intervals_in_words(found: UnseenSites) -> list[str]:
     """Return a sentence on what variation each method's intervals include; of other hospitals they say nothing."""
-    beyond = "; of other hospitals they say nothing"
-    rows = group_by_key((f"over {row.over}{beyond}" if row.over else NOT_SURE, row.label) for row in found.rows)
+    rows = group_by_key(
+        (f"over {row.over}; of other hospitals they say nothing" if row.over else NOT_SURE, row.label)
+        for row in found.rows
+    )
     return [f"95 % intervals ({join_parts(labels)}): {over}." for over, labels in rows.items()]

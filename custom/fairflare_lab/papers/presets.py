@@ -49,8 +49,10 @@ class PaperTable:
             for step in steps or [{}]:
                 in_words = "".join(f", {name}={value}" for name, value in step.items())
                 entries.append(Entry(method, {**settings, **({} if small else more), **step}, label + in_words))
-        trained = {"train_like": self.train_like} if small else {"paper": self.paper}
-        return {"entries": entries, "settings": dict(self.settings), **trained}
+        return {
+            "entries": entries, "settings": dict(self.settings),
+            **({"train_like": self.train_like} if small else {"paper": self.paper}),
+        }  # fmt: skip
 
 
 @cache

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fairflare.base.checks import refuse
 from fairflare.cli.model.predict import find_images, pick_device
 from fairflare.cli.options import Device, OfModels, Overwrite, OwnCode, which_model
 from fairflare.cli.screen import console, say, user_errors
@@ -38,10 +39,10 @@ def adapt(
         from fairflare.prediction.adapt import save
         from fairflare.prediction.predictor import load_predictor
 
-        if out.suffix != ".pt":
-            raise ValueError(f"--out {out} must be the name of a file that ends in .pt")
-        if out.exists() and not overwrite:
-            raise ValueError(f"{out} exists; give --overwrite to replace it, or another --out")
+        refuse({
+            f"--out {out} must be the name of a file that ends in .pt": out.suffix != ".pt",
+            f"{out} exists; give --overwrite to replace it, or another --out": out.exists() and not overwrite,
+        })  # fmt: skip
         files = list(find_images(images, out))
         result = measured(
             load_predictor(model, which_model(best), task_file=task_file, device=pick_device(device), to_adapt=True),
@@ -54,6 +55,9 @@ def adapt(
             say(f"as they were: {', '.join(result.left)}")
         if result.pictures < FEW:
             say(f"{result.pictures} pictures are few: the statistics may be worse than those of the training")
-        measures = f"{len(result.norms)} batch norms measured on {result.pictures} pictures of {result.files} files"
-        say(f"{written.path}: {measures}", console)
+        say(
+            f"{written.path}: {len(result.norms)} batch norms measured on {result.pictures} pictures of "
+            f"{result.files} files",
+            console,
+        )
     raise typer.Exit(int(bool(result.unusable)))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fairflare.base.checks import different, first_of
+from fairflare.base.checks import different, refuse
 from fairflare.base.plugins import COMMANDS, load_plugins
 from fairflare.cli.data.own_images import choose_run_settings
 from fairflare.cli.data.sites import parse_sites, run_sites
@@ -72,20 +72,24 @@ def evaluate(
     from fairflare.prediction.evaluating import read_given_model
 
     with user_errors(job or out):
-        if problem := first_of({
+        refuse({
             "give --data, or --job for the FLARE job that asks sites where their images are": data is job is None,
             "--bundle goes with --job": bundle and job is None,
             "--json and --job exclude each other": as_json and job is not None,
-        }):  # fmt: skip
-            raise ValueError(problem)
+        })  # fmt: skip
         local = site_settings(data, "", out)
         names = run_sites("default" if sites is None else parse_sites(sites), local, some=True)
-        how: dict[str, Any] = {"sites": names, "task": task, "task_file": task_file, "bundle": monai_bundle}
-        how["settings"] = {
+        of_test = {
             "bootstrap": DRAWS if len(models) > 1 else 0, "require_all_sites": require_all_sites,
             **parse_settings(settings),
         }  # fmt: skip
-        given = [read_given_model(place, which_model(best), **how) for place in models]
+        given = [
+            read_given_model(
+                place, which_model(best), sites=names, settings=of_test, task=task, task_file=task_file,
+                bundle=monai_bundle,
+            )
+            for place in models
+        ]  # fmt: skip
         folders = [
             out.absolute() / label
             for label in different("names of the models (folder or file)", [model.plan.run.label for model in given])

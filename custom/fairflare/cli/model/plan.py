@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fairflare.base.checks import first_of
+from fairflare.base.checks import refuse
 from fairflare.cli.data.sites import parse_sites, run_sites
 from fairflare.cli.options import Overwrite, Settings, parse_settings, refuse_to_replace, write_job
 from fairflare.cli.run.command import report
@@ -45,11 +45,10 @@ def plan(
     from fairflare.federation.plan.plan import site_list
 
     with user_errors(job or out):
-        if problem := first_of({
+        refuse({
             "give DATA, or --job for the FLARE job that asks sites where their images are": data is job is None,
             "--bundle goes with --job": bundle and job is None,
-        }):  # fmt: skip
-            raise ValueError(problem)
+        })  # fmt: skip
         folder = out.absolute().with_suffix("")
         local = site_settings(data, "", folder)
         names = run_sites("default" if sites is None else parse_sites(sites), local, some=True)
@@ -71,12 +70,8 @@ def plan(
         with stop_by_signals(errors) as stop, write_log(log, "w"):
             code = run_plan(chosen_plan, folder, local, stop)
         if not code:
-            left = [
-                one.reason
-                for record in read_results(folder / RUN_DIR / RESULTS_FOLDER).rounds
-                for one in record.left_out
-            ]
-            for reason in dict.fromkeys(left):
+            rounds = read_results(folder / RUN_DIR / RESULTS_FOLDER).rounds
+            for reason in dict.fromkeys(one.reason for record in rounds for one in record.left_out):
                 note(f"left out of the plan: {reason}")
             shutil.copy(folder / RUN_DIR / RESULTS_FOLDER / PLAN, out)
             say(

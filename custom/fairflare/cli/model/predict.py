@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
-from fairflare.base.checks import group_by_key
+from fairflare.base.checks import first_of, group_by_key, refuse
 from fairflare.base.disk.files import csv_text, write_whole
 from fairflare.cli.options import Device, OfModels, Overwrite, OwnCode, refuse_to_replace, which_model
 from fairflare.cli.screen import console, errors, note, say, user_errors
@@ -177,9 +177,8 @@ def cases_of(
         and not any(map(_has_all, files_and_names))
     ):
         cases = {stem_of(next(iter(files_and_names.values()))): dict(enumerate(files_and_names))}
-    every = {*range(len(channels))}
     for key, case in cases.items():
-        if case.keys() != every and (case.keys() != {-1} or not _has_all(case[-1])):
+        if case.keys() != {*range(len(channels))} and (case.keys() != {-1} or not _has_all(case[-1])):
             raise ValueError(
                 f"the model takes {len(channels)} images a case ({', '.join(channels)}), and '{key}' has {len(case)}: "
                 f"{', '.join(path.name for path in case.values())}; give the files of one case in this order, or name "
@@ -263,8 +262,7 @@ def _load(place: Path, best: bool | None, task_file: Path | None, device: str | 
     from fairflare.prediction.predictor import load_predictor
 
     predictor = load_predictor(place, which_model(best), task_file=task_file, device=pick_device(device))
-    words = predictor.model.describe()
-    say(f"model: {predictor.model.path}" + (f" ({words})" if words else ""), console)
+    say(f"model: {predictor.model.path} ({predictor.model.describe()})".removesuffix(" ()"), console)
     if predictor.model.record.get("synthetic"):
         say(" images: what it says of real ones means nothing", console, mark="trained on [yellow]SYNTHETIC[/yellow]")
     for text in predictor.notes:
@@ -288,15 +286,18 @@ def pick_device(device: str | None) -> torch.device:
 
 
 def _threshold(predictor: Predictor, given: float | None, overlay: bool, probabilities: bool) -> float:
-    of_masks = {"--threshold": given is not None, "--overlay": overlay, "--probabilities": probabilities}
-    if predictor.kind == "classification" and any(of_masks.values()):
-        vain = next(name for name, wanted in of_masks.items() if wanted)
-        raise ValueError(f"{vain} is for segmentation; this model tells classes, whose probabilities {CSV_FILE} has")
-    if given is not None and not 0 < given < 1:
-        raise ValueError(f"--threshold must lie between 0 and 1, got {given:g}")
-    if given is not None and predictor.task.exclusive:
-        raise ValueError("--threshold: of this model's structures the most probable is marked (output=softmax)")
-    return THRESHOLD if given is None else given
+    of_masks = first_of({
+        "--threshold": given is not None, "--overlay": overlay, "--probabilities": probabilities,
+    })  # fmt: skip
+    threshold = THRESHOLD if given is None else given
+    refuse({
+        f"{of_masks} is for segmentation; this model tells classes, whose probabilities {CSV_FILE} has":
+            of_masks and predictor.kind == "classification",
+        f"--threshold must lie between 0 and 1, got {threshold:g}": not 0 < threshold < 1,
+        "--threshold: of this model's structures the most probable is marked (output=softmax)":
+            given is not None and predictor.task.exclusive,
+    })  # fmt: skip
+    return threshold
 
 
 def _targets(predictor: Predictor, names: Mapping[Path, str], wanted: Wanted) -> list[Path]:
@@ -434,22 +435,21 @@ def _classify(predictor: Predictor, image: Path, name: str, wanted: Wanted) -> T
     rows: list[dict[str, Any]] = []
     lines: list[tuple[str, ...]] = []
     for prediction in predictor(image, wanted.more.get(image, ())):
-        values = prediction.probabilities.tolist()
-        order = sorted(range(len(values)), key=lambda k: -values[k])
-        first, second = (predictor.names[k] for k in (order * 2)[:2])
-        row: dict[str, Any] = {"image": str(image), "slice": "" if prediction.slice is None else prediction.slice}
-        row |= {} if predictor.task.findings else {"class": first}
-        rows.append(row | {f"p_{part}": repr(value) for part, value in zip(predictor.names, values, strict=True)})
+        values = dict(zip(predictor.names, prediction.probabilities.tolist(), strict=True))
+        first, second = (sorted(values, key=lambda part: -values[part]) * 2)[:2]
+        rows.append({
+            "image": str(image), "slice": "" if prediction.slice is None else prediction.slice,
+            **({} if predictor.task.findings else {"class": first}),
+            **{f"p_{part}": repr(value) for part, value in values.items()},
+        })  # fmt: skip
         where = str(image) if prediction.slice is None else f"{image}, slice {prediction.slice}"
-        lines.append((where, first, f"{values[order[0]]:.3f}", f"{second} {values[(order * 2)[1]]:.3f}"))
+        lines.append((where, first, f"{values[first]:.3f}", f"{second} {values[second]:.3f}"))
     return rows, lines
 
 
 def _show(predictor: Predictor, lines: Sequence[tuple[str, ...]]) -> None:
     columns = {"segmentation": ("image", "mask", "found"), "classification": ("image", "class", "p", "next")}
-    table = Table(*columns[predictor.kind], box=None, pad_edge=False)
-    for column in table.columns:
-        column.overflow = "fold"
+    table = Table(*(Column(name, overflow="fold") for name in columns[predictor.kind]), box=None, pad_edge=False)
     for line in lines[:MOST_SHOWN]:
         table.add_row(*map(escape, line))
     console.print(table)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fairflare.base.checks import first_of
+from fairflare.base.checks import refuse
 from fairflare.base.machine.one_run import refuse_inside_run
 from fairflare.base.own_errors import lacking_for_pages
 from fairflare.cli.options import Data, Overwrite, takes_plan, write_job
@@ -71,15 +71,11 @@ def run(
         experiment, seed = request.options["experiment"], request.options["seed"]
         name = safe_name(f"{request.options.get('label') or request.method}-seed{seed}")
         workspace = (workspace or Path("runs") / name).absolute()
-        problem = first_of(
-            {
-                "--threads is an option of the simulator; with --in-process use --jobs": in_process and bool(threads),
-                "--jobs goes with --in-process; with the simulator use --threads": (jobs or 1) > 1 and not in_process,
-                "--sites all is for export; the simulator needs their number or names": request.sites is None,
-            }
-        )
-        if problem:
-            raise ValueError(problem)
+        refuse({
+            "--threads is an option of the simulator; with --in-process use --jobs": in_process and bool(threads),
+            "--jobs goes with --in-process; with the simulator use --threads": (jobs or 1) > 1 and not in_process,
+            "--sites all is for export; the simulator needs their number or names": request.sites is None,
+        })  # fmt: skip
         local = site_settings(site_file, experiment, workspace)
         request = replace(request, sites=run_sites(request.sites, local), apart=in_process and (jobs or 1) > 1)
         _, plan = fit_request(request, local, site_file, trial=True)
@@ -192,8 +188,7 @@ def export(
         if request.task_file:
             _try_network(plan.task)
         write_job(recipe, out, overwrite)
-    bounds = describe_bounds(plan.run, None if plan.sites is None else len(plan.sites))
-    if bounds:
+    if bounds := describe_bounds(plan.run, None if plan.sites is None else len(plan.sites)):
         lift = " ".join(f"--set {name}=null" for name in FOR_HOSPITALS)
         say(
             f"bounds on what a site can do to a round: {bounds} (docs/robustness.md). Without them, for the "

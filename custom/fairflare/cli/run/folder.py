@@ -113,17 +113,17 @@ def what_sites_said(results: RunResults, log: Path) -> list[str]:
 
     The texts may be shown, because in the simulator the sites' log is the user's own.
     """
-    if "(details in the site's log)" not in results.reason or not log.exists():
-        return []
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = _read_lines(log) if "(details in the site's log)" in results.reason else []
     return list(dict.fromkeys(line for line in lines if RAISED.match(line)))[-MOST_TEXTS:]
 
 
 def last_errors(log: Path, count: int = 5) -> list[str]:
     """Return the lines of a log that report errors, or its last lines if it has no such lines."""
-    if not log.exists():
-        return []
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = _read_lines(log)
     raised = list(dict.fromkeys(line for line in lines if RAISED.match(line)))  # lines with ERROR only lead to these
     marked = raised or [line for line in lines if any(word in line for word in ("ERROR", "Error", "CRITICAL"))]
     return [OURS.sub("", line) for line in (marked or lines)[-count:]]
+
+
+def _read_lines(log: Path) -> list[str]:
+    return log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []

@@ -162,10 +162,9 @@ def stop_by_signals(console: Console) -> Iterator[Stop]:
         again = "Ctrl-C again" if number == signal.SIGINT else "a second signal"
         console.print(f"stopping; {again} ends it at once", highlight=False)
 
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
-        yield stop
-        return
-    before = {number: signal.signal(number, heard) for number in WHY}
+    # Only the main thread may handle signals.
+    heeded = WHY if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, heard) for number in heeded}
     try:
         yield stop
     finally:

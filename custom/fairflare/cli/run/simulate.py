@@ -76,7 +76,6 @@ def simulate(
         in its results.
     """
     refuse_inside_run()
-    names = recipe.plan.sites or []
     folder = workspace / "local"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "fairflare.json").write_text(json.dumps(dict(local), indent=2) + "\n", encoding="utf-8")
@@ -85,12 +84,11 @@ def simulate(
     with OwnedFolder("sim") as owned, log_path.open("wb") as log, log_path.open("rb") as printed:
         job_root = owned.path / "job"
         recipe.export(str(job_root))
-        command = _command(job_root / recipe.name, workspace, names, threads)
+        command = _command(job_root / recipe.name, workspace, recipe.plan.sites or [], threads)
         events = workspace / RUN_FOLDER / "progress.jsonl"
         run = partial(_run, command, owned, log, events=events, recipe=recipe, console=console, stop=stop)
         for attempt in range(2, ATTEMPTS + 1):
-            code = run(printed)
-            if code is not None:
+            if (code := run(printed)) is not None:
                 break
             text = (
                 "FLARE's simulator lost a site, whose process found its port taken by another program, or was not "

@@ -106,8 +106,7 @@ class RunView(Listener):
             name = next(iter(scores.values()))[0]
             over = details.get("over", "") * any(OWN + name in metrics for metrics in details["metrics"].values())
             text += f"; the model before it: {name}{over} {statistics.fmean(finite.values()):.3f} on average"
-            higher = higher_is_better(name, self._directions)
-            if higher is not None:
+            if (higher := higher_is_better(name, self._directions)) is not None:
                 worst = (min if higher else max)(sorted(finite), key=finite.__getitem__)
                 text += f", worst {finite[worst]:.3f} ({worst})"
         self._line(text)

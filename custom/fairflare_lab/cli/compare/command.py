@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fairflare.base.checks import refuse
 from fairflare.cli.data.sites import parse_sites, run_sites
 from fairflare.cli.options import (
     TABLES,
@@ -177,10 +178,10 @@ def compare(
             methods or [], plan_file if table is None else table.make_plan_file(small=given.get("small", True)), given
         )
         if hold_out is not None:
-            if as_json:
-                raise ValueError("--json has no document of left-out sites: take unseen.csv, or each run's unseen.json")
-            if table is not None:
-                raise ValueError("--hold-out and --preset exclude each other: a paper's table has no unseen sites")
+            refuse({
+                "--json has no document of left-out sites: take unseen.csv, or each run's unseen.json": as_json,
+                "--hold-out and --preset exclude each other: a paper's table has no unseen sites": table is not None,
+            })  # fmt: skip
             series = leaving_out(series, hold_out)
         if metric is not None:  # before runs are replaced
             _check_metric(metric, series.runs()[0].make().task)
@@ -271,10 +272,9 @@ def series_of(
         local,
     )
     series = replace(series, settings={**fitted, **series.settings})
-    quick = series.small and not series.task_file
     more = choose_run_settings(
         series.runs()[0].make(), local, Path(data) if data else None, series.settings,
-        quick=quick, trial=series.small and series.rounds is None,
+        quick=series.small and not series.task_file, trial=series.small and series.rounds is None,
     )  # fmt: skip
     return replace(series, settings={**series.settings, **more}), local
 
@@ -283,16 +283,15 @@ def series_of(
 
 
 def _go(runner: Runner) -> None:
-    done = sum(progress.state == DONE for progress in runner.all)
-    if done:
+    missing = [progress.run.name for progress in runner.all if progress.state != DONE]
+    if done := len(runner.all) - len(missing):
         console.print(f"{done} of {len(runner.all)} runs are done already")
-    if done == len(runner.all):
+    if not missing:
         return
     from fairflare_lab.cli.compare.provenance import note_session
     from fairflare_lab.cli.compare.view import plan_in_words, tell
 
     with user_errors():
-        missing = [progress.run.name for progress in runner.all if progress.state != DONE]
         note_session(runner.folder, ["fairflare", *sys.argv[1:]], runner.local, missing)
     say_what_was_left()
     console.print(plan_in_words(runner), highlight=False, markup=False, soft_wrap=True)

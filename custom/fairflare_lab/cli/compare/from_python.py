@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,7 @@ from fairflare.api import WIDTH, Bar, quietly
 from fairflare_lab.cli.compare.command import series_of
 from fairflare_lab.cli.compare.runs import DONE, Runner
 from fairflare_lab.cli.compare.series import seeds_of
-from fairflare_lab.compare.comparison import comparison_of, row_table
-from fairflare_lab.compare.difference_table import difference_table
+from fairflare_lab.compare.comparison import both_tables, comparison_of, row_table
 from fairflare_lab.page.outcome import plot
 
 if TYPE_CHECKING:
@@ -34,11 +34,7 @@ class RunsCompared:
         self.comparison = comparison_of(runs, metric, reference)
 
     def __repr__(self) -> str:
-        comparison = self.comparison
-        tables = [row_table(comparison, width=WIDTH)]
-        if comparison.differences:
-            tables.append(difference_table(comparison.differences, comparison.reference, width=WIDTH))
-        return "\n\n".join(tables)
+        return both_tables(replace(self.comparison, problem=""), width=WIDTH)
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(repr(self))}</pre>"
@@ -67,23 +63,24 @@ def compare(
     **options: Any,
 ) -> RunsCompared:
     """Do the runs of a comparison that are missing, and return all of them; see :func:`fairflare.compare`."""
-    plain_options = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
     given = {
         "seeds": seeds_of(seeds if isinstance(seeds, int) else [*seeds]),
         "settings": dict(settings or {}),
-        **plain_options,
+        **{name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
     }
     folder = Path(workspace).absolute()
     screen, notes = sys.stderr, io.StringIO()
     with redirect_stderr(notes):
         series, local = series_of(list(methods), None, given)
-        at_once = jobs or os.cpu_count() or 1
-        runner = Runner(series, folder, local, at_once=at_once, simulator=simulator, overwrite=overwrite)
+        runner = Runner(
+            series, folder, local, at_once=jobs or os.cpu_count() or 1, simulator=simulator, overwrite=overwrite
+        )
     folder.mkdir(parents=True, exist_ok=True)
     with quietly(folder / "compare.log", notes):
         bar = Bar(screen, len(runner.all), "runs")
         runner.go(lambda progress: bar.draw(sum(one.state == DONE for one in runner.all)))
     if failed := next((one for one in runner.all if one.state != DONE), None):
-        log = runner.place(failed.run) / "run.log"
-        raise RuntimeError(f"run {failed.run.name} {failed.state}: {failed.reason}; log: {log}")
+        raise RuntimeError(
+            f"run {failed.run.name} {failed.state}: {failed.reason}; log: {runner.place(failed.run) / 'run.log'}"
+        )
     return RunsCompared(runner.folder, runner.results(), metric, series.refers_to())

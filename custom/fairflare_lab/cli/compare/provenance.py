@@ -34,6 +34,8 @@ def note_session(folder: Path, command: Sequence[str], local: Mapping[str, Any],
         OSError: the folder cannot be written.
         ValueError: the existing file cannot be read.
     """
+    import torch
+
     from fairflare.federation.record.run_info import versions
 
     session = {
@@ -41,7 +43,7 @@ def note_session(folder: Path, command: Sequence[str], local: Mapping[str, Any],
         "command": list(command),
         "commit": commit_of(Path(__file__).parents[1]),
         "processor": processor(),
-        "accelerator": accelerator(),
+        "accelerator": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
         "versions": versions(),
         "data": checksums(local),
         "runs": list(runs),
@@ -80,8 +82,9 @@ def commit_of(package: Path) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=30, check=True)
-    return done.stdout
+    return subprocess.run(
+        ["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=30, check=True
+    ).stdout
 
 
 def processor() -> str:
@@ -91,13 +94,6 @@ def processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def accelerator() -> str | None:
-    """Return the name of the GPU that runs would use; ``None`` if there is none."""
-    import torch
-
-    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
 
 
 def checksums(local: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -135,5 +131,7 @@ def _checksum_list(root: Path, datalist: str) -> dict[str, Any]:
     texts = {json.loads(text) for text in re.findall(r'"(?:[^"\\]|\\.)*"', content)}
     files = sorted(file for file in texts if (root / file).is_file())  # the images and masks
     lines = "".join(f"{sha256_of(root / file)}  {file}\n" for file in files)
-    of_all = hashlib.sha256(lines.encode()).hexdigest()
-    return {"datalist": sha256_of(root / datalist), "files": len(files), "sha256": of_all}
+    return {
+        "datalist": sha256_of(root / datalist), "files": len(files),
+        "sha256": hashlib.sha256(lines.encode()).hexdigest(),
+    }  # fmt: skip

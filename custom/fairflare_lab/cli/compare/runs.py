@@ -155,12 +155,10 @@ class Runner:
             progress.state = DONE
 
     def _describe(self, run: Run) -> dict[str, Any]:
-        left_out = {"held_out": run.held_out} if run.held_out else {}
-        files = (
-            {"method_files": {str(file): sha256_of(file) for file in list_added_files()}} if list_added_files() else {}
-        )
-        wanted = {"plan": dict(run.plan), "local": self.local, "simulator": bool(self.simulator), **left_out, **files}
-        return json.loads(json.dumps(wanted))
+        always = {"plan": dict(run.plan), "local": self.local, "simulator": bool(self.simulator)}
+        files = {str(file): sha256_of(file) for file in list_added_files()}
+        seldom = {"held_out": run.held_out, "method_files": files}
+        return json.loads(json.dumps({**always, **{name: value for name, value in seldom.items() if value}}))
 
     def _start(self, progress: Progress) -> tuple[Progress, BaseProcess, Connection]:
         """Begin a run in a process that ends when the returned connection is closed or this process has ended."""

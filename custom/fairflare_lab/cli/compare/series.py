@@ -11,7 +11,7 @@ from typing import Any
 
 from fairflare.base import checks
 from fairflare.base.disk.files import safe_name
-from fairflare.cli.options import value_of
+from fairflare.cli.options import parse_pairs
 from fairflare.federation.plan.plan import Plan, make_plan
 
 OWN = "own"  # value of train_like: every method has its own training
@@ -197,20 +197,11 @@ def read_entry(text: str) -> Entry:
         ValueError: the text has no method, or a setting without ``=``, or a setting twice.
     """
     method, _, rest = text.partition(":")
-    if problem := checks.first_of({
+    checks.refuse({
         f"a row is METHOD or METHOD:NAME=VALUE,NAME=VALUE, got {text!r}": not method,
         f"rows are words, separated by spaces: {method.replace(',', ' ')}": {",", " "} & {*method} != set(),
-    }):  # fmt: skip
-        raise ValueError(problem)
-    settings: dict[str, Any] = {}
-    for item in _split(rest):
-        name, equals, value = item.partition("=")
-        if not equals or not name.strip():
-            raise ValueError(f"{text!r}: a setting is NAME=VALUE, got {item!r}")
-        if name.strip() in settings:
-            raise ValueError(f"{text!r} gives {name.strip()!r} twice")
-        settings[name.strip()] = value_of(value)
-    return Entry(method, settings)
+    })  # fmt: skip
+    return Entry(method, parse_pairs(_split(rest), f"{text!r}: a setting is NAME=VALUE", repr(text)))
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -240,8 +231,10 @@ def read_file(path: Path) -> dict[str, Any]:
     if "seeds" in content:
         given["seeds"] = seeds_of(content["seeds"])
     paper = content.get("paper", False)
-    given |= {"small": not paper, **({"paper": paper} if isinstance(paper, str) else {})}
-    return {"entries": [_entry(str(path), row) for row in rows], **given}
+    return {
+        "entries": [_entry(str(path), row) for row in rows], **given,
+        "small": not paper, **({"paper": paper} if isinstance(paper, str) else {}),
+    }  # fmt: skip
 
 
 def seeds_of(given: Any) -> list[int]:

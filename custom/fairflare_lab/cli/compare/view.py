@@ -28,10 +28,10 @@ def tell(runner: Runner, progress: Progress) -> None:
         return
     ended = sum(p.state in (DONE, FAILED) for p in runner.all)
     line = f"{ended}/{len(runner.all)} {progress.run.name}: {progress.state} in {progress.seconds:.0f} s"
-    if progress.state != DONE:
+    if progress.state == DONE:
+        say(f"{line}{_rest(runner)}", console)
+    else:
         say(f"{line}: {progress.reason}")
-        return
-    say(f"{line}{_rest(runner)}", console)
 
 
 def _rest(runner: Runner) -> str:

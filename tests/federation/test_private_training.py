@@ -193,6 +193,30 @@ def test_only_what_is_trained_changes() -> None:
     assert {name for name, by in change.items() if not by.any()} == {"seen", "frozen.weight", "frozen.bias"}
 
 
+def test_gradients_hold_no_graph_where_pytorchs_zeros_require_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give zeros as PyTorch 2.4 does in place of the gradients of unused parameters."""
+    model, grad = Small(), torch.autograd.grad
+    model.unused = nn.Linear(2, 2)
+
+    def grad_of_2_4(outputs: Any, inputs: Any, **more: Any) -> Any:
+        found = grad(outputs, inputs, allow_unused=True)
+        return tuple(
+            torch.zeros_like(p, requires_grad=True) if g is None else g for p, g in zip(inputs, found, strict=True)
+        )
+
+    monkeypatch.setattr(torch.autograd, "grad", grad_of_2_4)
+    graphs = []
+    step = torch.optim.SGD.step
+    monkeypatch.setattr(
+        torch.optim.SGD, "step",
+        lambda self, *more: (graphs.extend(p.grad.requires_grad for p in model.parameters() if p.requires_grad),
+                             step(self, *more)),
+    )  # fmt: skip
+    stepped(model, Few())
+    assert graphs
+    assert not any(graphs)
+
+
 def test_one_patient_moves_a_step_by_the_clip_at_most() -> None:
     """Check the sensitivity with gradients of any length, with labels the wrong way and with NaN."""
     model = Small()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,3 +82,16 @@ def test_a_heading_stands_where_most_of_its_column_does() -> None:
         Page("t", [], "", [], [Section("s", "S", parts=[Table("t", "", ["a", "p", "v", "n"], rows)])])
     )
     assert re.findall(r'<th scope="col"( class="n")?>', html) == ["", ' class="n"', "", ""]
+
+
+@pytest.mark.parametrize(
+    ("rows", "totals", "lines"),
+    [
+        ([], [], ["site  dice"]),
+        ([], [["all", 0.5]], ["site   dice", "----  -----", "all   0.500"]),
+        ([["A", 0.5]], [], ["site   dice", "----  -----", "A     0.500"]),
+        ([["A", 0.5]], [["all", 0.5]], ["site   dice", "----  -----", "A     0.500", "----  -----", "all   0.500"]),
+    ],
+)
+def test_a_rule_stands_above_lines_only(rows: list[list[Any]], totals: list[list[Any]], lines: list[str]) -> None:
+    assert Table("run", "", ["site", "dice"], rows, totals=totals).text().splitlines() == lines

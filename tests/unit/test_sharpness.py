@@ -509,6 +509,27 @@ def test_probe_with_frozen_and_unused_parameters():
     assert sharpness(model, CE, make_batches([9]), 0.3) == pytest.approx(expected, abs=1e-10)
 
 
+def test_probe_holds_no_graph_where_pytorchs_zeros_require_gradients(monkeypatch):
+    """Give zeros as PyTorch 2.4 does in place of the gradients of unused parameters."""
+    model, added = make_model(), []
+    model.unused = nn.Linear(2, 2).double()
+    model.forward = lambda x: nn.Sequential(*list(model)[:6])(x)
+    expected = sharpness(model, CE, make_batches([5, 4]), 0.3)
+    grad, add = torch.autograd.grad, module.tensors.add
+
+    def grad_of_2_4(outputs, inputs, **more):
+        found = grad(outputs, inputs, allow_unused=True)
+        return tuple(
+            torch.zeros_like(p, requires_grad=True) if g is None else g for p, g in zip(inputs, found, strict=True)
+        )
+
+    monkeypatch.setattr(torch.autograd, "grad", grad_of_2_4)
+    monkeypatch.setattr(module.tensors, "add", lambda to, by, factor: (add(to, by, factor), added.extend(by)))
+    assert sharpness(model, CE, make_batches([5, 4]), 0.3) == expected
+    assert added
+    assert not any(tensor.requires_grad for tensor in added)
+
+
 def test_small_sharpness_of_a_float32_model_keeps_its_digits():
     """Check two means that, rounded to float32 as in a training loop, would leave no digit."""
     model = make_model(dtype=torch.float32)

@@ -185,6 +185,7 @@ def _losses(
             if total and losses.requires_grad:
                 wide = torch.promote_types(losses.dtype, torch.float32)
                 gradients = torch.autograd.grad(losses.sum(dtype=wide), params, materialize_grads=True)
-                tensors.add(total, gradients, 1.0)
+                # Detached, as the zeros of an older PyTorch for an unused parameter require gradients.
+                tensors.add(total, [gradient.detach() for gradient in gradients], 1.0)
             collected.append(losses.detach().cpu().double())
     return torch.cat(collected)

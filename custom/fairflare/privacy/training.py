@@ -147,4 +147,5 @@ class PrivateLoop:
         inputs, targets = next(iter(self.run.data.chosen("training", images, seed, self.half.augment)))
         self.run.batch, inputs = list(images), self.run.drop_channels(inputs, seed)
         loss = self.half.loss(self.run, self.model, self.run.on_device(inputs), self.run.on_device(targets))
-        return list(torch.autograd.grad(loss * len(images), trained, materialize_grads=True))
+        # Detached, as the zeros of an older PyTorch for an unused parameter require gradients.
+        return [g.detach() for g in torch.autograd.grad(loss * len(images), trained, materialize_grads=True)]

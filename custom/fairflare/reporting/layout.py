@@ -177,7 +177,7 @@ class Table:
         head, *rows = self._texts()
         widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
         rule, totals = ["-" * size for size in widths], rows[len(self.rows) :]
-        lines = [head, rule, *rows[: len(self.rows)], *([rule, *totals] if totals else [])]
+        lines = [head, *(line for part in (rows[: len(self.rows)], totals) if part for line in (rule, *part))]
         aligned = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in lines]
         blocks = cut(widths, width, lead=self.lead)
         return "\n\n".join(

@@ -77,10 +77,8 @@ def unpack_entries(download: State, like: State) -> Iterator[tuple[str, torch.Te
             if bits is None
             else torch.from_numpy(np.unpackbits(bits.numpy(), count=size).astype(bool))
         )
-        checks.refuse({
-            f"tensor {name!r}: {values.numel()} numbers came for {int(mask.sum())} places":
-                int(mask.sum()) != values.numel(),
-        })  # fmt: skip
+        places = int(mask.sum())
+        checks.refuse({f"tensor {name!r}: {values.numel()} numbers came for {places} places": places != values.numel()})
         yield name, mask, values
 
 

@@ -912,7 +912,7 @@ def test_the_models_after_lost_rounds_are_those_of_a_run_without_the_liars_group
     assert lost_rounds(alone) == [0, 1]
     assert [record["accepted"] for record in alone.results["rounds"][2:]] == [rest, rest]
     gap = max(float((tensor - run.model[name]).abs().max()) for name, tensor in alone.model.items())
-    assert gap == 0.0 if sites == 6 else gap < 2**-22, gap
+    assert gap == 0.0 if sites == 6 else gap <= 2**-22, gap  # a step of float32 from 2 to 4; groups are drawn anew
 
 
 @pytest.mark.usefixtures("_fast")

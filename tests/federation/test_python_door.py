@@ -6,6 +6,7 @@ import ast
 import hashlib
 import importlib
 import json
+import pkgutil
 import re
 import subprocess
 import sys
@@ -110,6 +111,14 @@ def test_the_page_lists_each_name_with_how_stable_it_is() -> None:
     assert listed == fairflare.__all__
 
     assert dict(re.findall(r"^\| (stable|provisional|experimental) \| (.*) \|$", page, re.MULTILINE)) == STATUS
+
+
+def test_the_reference_has_formulas_that_a_module_takes_from_others() -> None:
+    """Check names that a page about a module leaves out, and that each name in the reference exists."""
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    named = {name.rpartition(".")[2]: name for name in re.findall(r"^::: (\S+)$", page, re.MULTILINE)}
+    assert all(pkgutil.resolve_name(name).__doc__ for name in named.values())
+    assert {"SAM", "GSAM", "model_similarity", "pull", "som_weights", "Step", "learning_rounds"} <= named.keys()
 
 
 def test_pages_templates_and_examples_import_by_the_door() -> None:

@@ -70,8 +70,7 @@ def unpack_entries(download: State, like: State) -> Iterator[tuple[str, torch.Te
     """
     for name in (name for name in download if not name.endswith(WHICH)):
         checks.refuse({f"tensor {name!r} came, which the model does not have": name not in like})
-        size, values = like[name].numel(), download[name].reshape(-1)
-        bits = download.get(name + WHICH)
+        size, values, bits = like[name].numel(), download[name].reshape(-1), download.get(name + WHICH)
         mask = (
             torch.ones(size, dtype=torch.bool)
             if bits is None

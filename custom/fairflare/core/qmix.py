@@ -18,7 +18,10 @@ import torch
 
 from fairflare.base import checks
 from fairflare.core.agents.mu_rewards import INITIAL_MU, MU_GRID, REWARD_DELAY
-from fairflare.core.agents.q_learning import OBSERVATION_SIZE, Learner, Step, available
+from fairflare.core.agents.mu_rewards import learning_rounds as learning_rounds
+from fairflare.core.agents.mu_rewards import warmup_in as warmup_in
+from fairflare.core.agents.q_learning import OBSERVATION_SIZE, Learner, available
+from fairflare.core.agents.q_learning import Step as Step
 
 EPS_START, EPS_END = 1.0, 0.05  # share of random actions in the first decisions and after the decay
 

@@ -87,8 +87,10 @@ def promise(values: Mapping[str, float]) -> tuple[float, float]:
     Source:
         Barber et al., "Predictive inference with the jackknife+", Annals of Statistics 2021.
     """
-    own = {name: abs(value - median([v for n, v in values.items() if n != name])) for name, value in values.items()}
-    rank, distances = math.ceil((len(values) + 1) * LEVEL), sorted(own.values())
+    distance_by_family = {
+        name: abs(value - median([v for n, v in values.items() if n != name])) for name, value in values.items()
+    }
+    rank, distances = math.ceil((len(values) + 1) * LEVEL), sorted(distance_by_family.values())
     width = distances[rank - 1] if rank <= len(distances) else math.inf
     return median(values.values()) - width, median(values.values()) + width
 

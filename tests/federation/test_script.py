@@ -352,7 +352,7 @@ def test_a_loader_is_read_whole_and_in_order_without_its_random_state() -> None:
 
 
 def test_a_source_begins_with_its_first_batch() -> None:
-    """A resumed run sets torch's random state after ``iter``, and a loader's start draws a number from it."""
+    """Hold that ``iter`` starts no loader, which draws a number: a resumed run sets torch's random state after it."""
 
     class Stream(IterableDataset[Any]):
         def __iter__(self) -> Any:

@@ -88,8 +88,11 @@ class SecondModel(Home):
 
     def train(self, run: SiteRun, model: torch.nn.Module, received: State) -> None:
         """Train ``model``, which holds the site's own model, with the same seed as the common training."""
-        own = {"local_epochs": self.half.personal_epochs or self.half.local_epochs, "mu": self.half.ditto_lambda}
-        own_half = TowardsReceived(**{**pick_settings(self.half), **own})
+        personal_settings = {
+            "local_epochs": self.half.personal_epochs or self.half.local_epochs,
+            "mu": self.half.ditto_lambda,
+        }
+        own_half = TowardsReceived(**{**pick_settings(self.half), **personal_settings})
         own_half.train(replace(run, own=received, store=replace(run.store, prefix=OWN)), model)
 
 

@@ -262,17 +262,17 @@ def load_encoder(model: Classifier, path: Path) -> str:
     Raises:
         ValueError: the file cannot be read, or does not fit the encoder (names what differs).
     """
-    found = {match_name(name): tensor for name, tensor in read_checkpoint(path).items()}
+    stored = {match_name(name): tensor for name, tensor in read_checkpoint(path).items()}
     load_fitting(
-        model.encoder, {name: tensor for name, tensor in found.items() if not name.startswith(HEADS)},
+        model.encoder, {name: tensor for name, tensor in stored.items() if not name.startswith(HEADS)},
         f"checkpoint {path} does not fit the network",
     )  # fmt: skip
     for head in ("head", "fc", "classifier", "class_layers.out") if isinstance(model.head, nn.Linear) else ():
-        given = {kind: found[f"{head}.{kind}"] for kind in ("weight", "bias") if f"{head}.{kind}" in found}
+        given = {kind: stored[f"{head}.{kind}"] for kind in ("weight", "bias") if f"{head}.{kind}" in stored}
         if not mismatch(model.head.state_dict(), given):
             for classifier in filter(None, (model.head, model.retrained)):
                 classifier.load_state_dict(given)
-            projector = " (and projector)" * _load_projector(model, found)
+            projector = " (and projector)" * _load_projector(model, stored)
             return f"initial weights of encoder and head{projector} from {path.name}"
     return f"initial weights of the encoder from {path.name}; the head is random"
 

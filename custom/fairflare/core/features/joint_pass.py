@@ -148,8 +148,8 @@ class JointPass:
             self._last = None
             if self.images == 0:  # only the wanted layers and those in front of wanted batch norms run from now on
                 sources = self._sources if turn == 0 else self.scaled
-                kept = {*self.wanted, *(sources.get(name, "") for name in self.wanted)}
-                self.names = dict.fromkeys(name for name in self.names if name in kept)
+                still_run = {*self.wanted, *(sources.get(name, "") for name in self.wanted)}
+                self.names = dict.fromkeys(name for name in self.names if name in still_run)
         self._turn = None
         self.images += len(images)
         for name in self.names:

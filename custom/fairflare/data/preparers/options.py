@@ -21,7 +21,7 @@ TOGETHER = "\n"  # separator between the words of one value
 
 def option(
     name: str, kind: Any, text: str, default: Any = Parameter.empty, *flags: str,
-    made: Callable[[Any], Any] | None = None, **more: Any,
+    convert: Callable[[Any], Any] | None = None, **more: Any,
 ) -> Parameter:  # fmt: skip
     """Return an option as the keyword argument of a function.
 
@@ -31,16 +31,16 @@ def option(
         text: help text of the option.
         default: default value; without one, the option is required.
         flags: flags of the option, such as ``"--site"``.
-        made: function that converts the given value for the function of the command; None for no conversion.
+        convert: function that converts the given value for the function of the command; None for no conversion.
         more: further arguments of :func:`typer.Option`. With a ``metavar`` of several words, one value consists of as
             many words, which ``split(TOGETHER)`` separates.
     """
     declared = typer.Option(*flags, help=text, **more)
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, declared, made])
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, declared, convert])
 
 
 def values_of(declared: Sequence[Parameter], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the given options to the arguments of a command's function, by the function ``made`` of each option."""
+    """Convert the given options to the arguments of a command's function, each by its function ``convert``."""
     makers = {parameter.name: parameter.annotation.__metadata__[1] for parameter in declared}
     return {name: value if makers[name] is None else makers[name](value) for name, value in given.items()}
 
@@ -92,7 +92,7 @@ def sites_of(values: Sequence[str] | None) -> dict[str, tuple[Path, Path]]:
     return given
 
 
-SITE_FLAG: Any = {"metavar": "NAME IMAGES LABELS", "made": sites_of}
+SITE_FLAG: Any = {"metavar": "NAME IMAGES LABELS", "convert": sites_of}
 #: Options of the commands that prepare a user's own files, by the name of the function's argument.
 OPTIONS: Mapping[str, Parameter] = {declared.name: declared for declared in (
     option(
@@ -114,11 +114,11 @@ OPTIONS: Mapping[str, Parameter] = {declared.name: declared for declared in (
     option(
         "columns", list[str] | None,
         "What the columns are called, where not image, label (or mask), site, patient, split.", None,
-        metavar="NAME=COLUMN", made=parse_pairs,
+        metavar="NAME=COLUMN", convert=parse_pairs,
     ),
     option(
         "attributes", list[str] | None, "Attributes of the people, by their columns of the CSV file: sex=sex, or with "
-        "the inner edges of bins age=age_approx:40,60.", None, metavar="NAME=COLUMN(:EDGES)", made=parse_pairs,
+        "the inner edges of bins age=age_approx:40,60.", None, metavar="NAME=COLUMN(:EDGES)", convert=parse_pairs,
     ),
     option("classes", list[str] | None, "In the order of their numbers.", None, metavar="NAME"),
     option(
@@ -150,7 +150,9 @@ OPTIONS: Mapping[str, Parameter] = {declared.name: declared for declared in (
         "path); its first part in brackets is the patient. One for all, or repeated with one for each site.", None,
         metavar="(SITE=)EXPR",
     ),
-    option("mask_values", list[str] | None, "Such as 0=0 128=1 255=2.", None, metavar="VALUE=LABEL", made=parse_pairs),
+    option(
+        "mask_values", list[str] | None, "Such as 0=0 128=1 255=2.", None, metavar="VALUE=LABEL", convert=parse_pairs,
+    ),
     option(
         "mask_drawn_on", Literal["stored", "upright"] | None, "Where only one of image and mask says how it lies: the "
         "mask is drawn on the pixels as they are stored, or as they are shown.", None,

@@ -89,8 +89,8 @@ class DiceScores:
         else:
             wholes = (origin.whole() for origin in origins if origin.whole is not None)
             for image, whole, origin in zip(found.cpu(), wholes, origins, strict=True):
-                own = back_in_place(image.to(torch.uint8), (whole.shape[1], whole.shape[2]), origin.resize)
-                self._add(own[None] > 0, whole[None], [origin])
+                full_size = back_in_place(image.to(torch.uint8), (whole.shape[1], whole.shape[2]), origin.resize)
+                self._add(full_size[None] > 0, whole[None], [origin])
 
     def _add(self, found: torch.Tensor, targets: torch.Tensor, origins: Sequence[Origin]) -> None:
         found, targets = self.choose(found), self.choose(targets)
